@@ -32,25 +32,22 @@ class BenchCommand : public Command {
     ranks.add_to(options);
     part.add_to(options);
     options.section("Measurement");
-    options.add("--length",
-                {&lengths, "Tokens of the stream, one document; one or more lengths", checks::between(1, 1 << 24)});
-    options.add("--chunk",
-                {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048 to 8192)"});
-    options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
+    options.add("--length", &lengths, "Tokens of the stream, one document; one or more lengths",
+                checks::between(1, 1 << 24));
+    options.add("--chunk", &stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048 to 8192)");
+    options.add("--mode", &modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"}));
     options.add(
-        "--keep",
-        {&keep,
-         "Stream mode: what is kept for backward, in the words of train --keep, joined by commas: nothing (plain "
-         "StreamBP), everything, inputs=far, attention=near,gate-up=near; one or more"});
-    options.add("--memory", {&budgets,
-                             "Stream mode: also the fastest step that fits each of these budgets of near memory, "
-                             "such as 1GiB",
-                             checks::memory()});
+        "--keep", &keep,
+        "Stream mode: what is kept for backward, in the words of train --keep, joined by commas: nothing (plain "
+        "StreamBP), everything, inputs=far, attention=near,gate-up=near; one or more");
+    options.add("--memory", &budgets,
+                "Stream mode: also the fastest step that fits each of these budgets of near memory, "
+                "such as 1GiB",
+                checks::memory());
     memory.add_directory_to(options);
-    options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
-    options.add("--json", {&json_file, "Also write the results to this JSON file", checks::results_file(),
-                           OnResume::forgotten, "none"});
-    options.add("--profile", {&profile, "Show the time per operation"});
+    options.add("--repeat", &repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000));
+    options.add("--json", &json_file, "Also write the results to this JSON file", checks::results_file());
+    options.add("--profile", &profile, "Show the time per operation");
     options.first_page({"--model", "--length", "--mode", "--chunk", "--keep", "--memory", "--optimizer", "--dtype",
                         "--device", "--lora", "--repeat", "--profile", "--json"});
   }

@@ -4,34 +4,31 @@
 
 namespace streambp {
 
-void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>& types, Optimizers optimizers,
-                           OnResume on_resume) {
+void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>& types, Optimizers optimizers) {
   dtype = types.front();
   options.section("Device");
-  options.add("--device", {&device,
-                           planned ? "Where the step runs; auto: cuda for bf16, else cpu"
-                                   : "cuda: a GPU, of several processes one each; auto: a GPU if one can be used",
-                           checks::one_of({"auto", "cpu", "cuda"})});
-  options.add(
-      "--dtype",
-      {&dtype, "Type of weights and activations: " + join(types) + (planned ? "" : "; auto: bf16 on a GPU, else f32"),
-       checks::one_of(types), on_resume});
+  options.add("--device", &device,
+              planned ? "Where the step runs; auto: cuda for bf16, else cpu"
+                      : "cuda: a GPU, of several processes one each; auto: a GPU if one can be used",
+              checks::one_of({"auto", "cpu", "cuda"}));
+  options.add("--dtype", &dtype,
+              "Type of weights and activations: " + join(types) + (planned ? "" : "; auto: bf16 on a GPU, else f32"),
+              checks::one_of(types));
   if (optimizers == Optimizers::none) return;
-  options.add("--grad-dtype", {&gradient,
-                               "Type of the accumulated gradient for bf16 weights; auto: f32 for adapters and from "
-                               "--accumulate 16 on, else bf16",
-                               checks::one_of({"auto", "f32", "bf16"}), on_resume});
+  options.add("--grad-dtype", &gradient,
+              "Type of the accumulated gradient for bf16 weights; auto: f32 for adapters and from "
+              "--accumulate 16 on, else bf16",
+              checks::one_of({"auto", "f32", "bf16"}));
   const bool optional = optimizers == Optimizers::optional;
   std::vector<std::string> names;
   for (const auto& [name, kind] : kOptimizers)
     if (optional || kind != OptimizerKind::none) names.push_back(name);
-  options.add("--optimizer",
-              {&optimizer,
-               std::string(optional ? "none: forward and backward only; " : "") +
-                   "adamw: float32 moments, and master weights for bf16; adamw-bf16: bf16 moments, no master weights, "
-                   "stochastic rounding; adamw-8bit: 8-bit moments, no master weights; muon: orthogonalised momentum "
-                   "for the matrices of the layers, adamw for all others",
-               checks::one_of(names), on_resume});
+  options.add("--optimizer", &optimizer,
+              std::string(optional ? "none: forward and backward only; " : "") +
+                  "adamw: float32 moments, and master weights for bf16; adamw-bf16: bf16 moments, no master weights, "
+                  "stochastic rounding; adamw-8bit: 8-bit moments, no master weights; muon: orthogonalised momentum "
+                  "for the matrices of the layers, adamw for all others",
+              checks::one_of(names));
 }
 
 DeviceKind DeviceOptions::kind() const {

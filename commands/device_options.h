@@ -11,9 +11,8 @@ struct DeviceOptions {
   bool planned = false;  // the device need not exist
 
   enum class Optimizers { none, optional, required };
-  // Commands support different types, the default first. `on_resume` applies to the type options.
-  void add_to(OptionTable& options, const std::vector<std::string>& types, Optimizers optimizers,
-              OnResume on_resume = OnResume::forgotten);
+  // Commands support different types, the default first.
+  void add_to(OptionTable& options, const std::vector<std::string>& types, Optimizers optimizers);
 
   DeviceKind kind() const;
   DType type_on(DeviceKind kind) const;

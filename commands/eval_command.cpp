@@ -24,14 +24,13 @@ class EvalCommand : public Command {
  public:
   explicit EvalCommand(CLI::App& app) : options(app, "eval", kEvalDescription, [this] { run(); }) {
     source.add_to(options);
-    options.add("--data", {&data, "Data: files and folders"});
+    options.add("--data", &data, "Data: files and folders");
     options.require("--data");
     add_chat_options(options, data_options.chat);
-    options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines"});
-    options.add("--length", {&length, "Maximum tokens of a stream (default: chosen by model and memory)",
-                             checks::between(2, kLongestStream), OnResume::forgotten, "none"});
-    options.add("--json", {&json_file, "Also write the results to this JSON file", checks::results_file(),
-                           OnResume::forgotten, "none"});
+    options.add("--skip-bad", &data_options.skip_bad, "Skip unusable lines");
+    options.add("--length", &length, "Maximum tokens of a stream (default: chosen by model and memory)",
+                checks::between(2, kLongestStream), "none");
+    options.add("--json", &json_file, "Also write the results to this JSON file", checks::results_file());
     device.add_to(options, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::none);
     device.optimizer = "none";
   }

@@ -20,11 +20,11 @@ constexpr const char* kExamplesDescription =
 class ExamplesCommand : public Command {
  public:
   explicit ExamplesCommand(CLI::App& app) : options(app, "examples", kExamplesDescription, [this] { run(); }) {
-    options.add("what", {&what, "preferences, answers, groups, arithmetic or stories",
-                         checks::one_of({"preferences", "answers", "groups", "arithmetic", "stories"})});
-    options.add("--count", {&count, "Number of examples", checks::between(1, 1 << 24)});
-    options.add("--seed", {&seed, "Random seed"});
-    options.add("--out", {&out, "The file to write"});
+    options.add("what", &what, "preferences, answers, groups, arithmetic or stories",
+                checks::one_of({"preferences", "answers", "groups", "arithmetic", "stories"}));
+    options.add("--count", &count, "Number of examples", checks::between(1, 1 << 24));
+    options.add("--seed", &seed, "Random seed");
+    options.add("--out", &out, "The file to write");
     options.require("what"), options.require("--out");
   }
 

@@ -34,45 +34,36 @@ class GenerateCommand : public Command {
     device.optimizer = "none";
 
     options.section("Prompts");
-    options.add("--prompt", {&prompts, "One or more prompts"});
-    options.add("--prompts", {&prompt_file,
-                              "A file of prompts, one per line; .jsonl or .json: objects with \"prompt\" or "
-                              "\"messages\""});
-    options.add_with_optional_value("--chat", {&chat.given, std::string("Prompts are user messages. ") + kChatHelp});
+    options.add("--prompt", &prompts, "One or more prompts");
+    options.add("--prompts", &prompt_file,
+                "A file of prompts, one per line; .jsonl or .json: objects with \"prompt\" or "
+                "\"messages\"");
+    options.add_with_optional_value("--chat", &chat.given, std::string("Prompts are user messages. ") + kChatHelp);
     add_rendering_options(options, chat);
-    options.add("--system", {&system, "System message of conversations; implies --chat"});
-    options.add("--tools", {&tools_file, "Tools of conversations: a JSON list of functions; implies --chat"});
-    options.add("--samples", {&samples, "Completions of each prompt", checks::between(1, 1 << 20)});
+    options.add("--system", &system, "System message of conversations; implies --chat");
+    options.add("--tools", &tools_file, "Tools of conversations: a JSON list of functions; implies --chat");
+    options.add("--samples", &samples, "Completions of each prompt", checks::between(1, 1 << 20));
 
     options.section("Sampling");
-    options.add("--length", {&length, "Maximum tokens of a completion", checks::between(1, 1 << 24)});
-    options.add("--temperature", {&sampling.temperature, "0: greedy decoding", checks::not_negative(),
-                                  OnResume::forgotten, "from generation_config.json, else 0.8"});
-    options.add("--top-k", {&sampling.top_k,
-                            "Sample from the k most likely tokens; 0: all tokens",
-                            {},
-                            OnResume::forgotten,
-                            "from generation_config.json, else 0"});
-    options.add("--top-p", {&sampling.top_p,
-                            "Sample from the smallest set of tokens with this total probability",
-                            {},
-                            OnResume::forgotten,
-                            "from generation_config.json, else 0.95"});
-    options.add("--repetition-penalty",
-                {&sampling.repetition_penalty,
-                 "Divides the positive logits of tokens that the text has already, and multiplies the negative ones",
-                 {},
-                 OnResume::forgotten,
-                 "from generation_config.json, else 1"});
-    options.add("--stop", {&stop_texts, "Texts before which a completion ends, such as $'\\n'",
-                           [](const std::string& text) { return text.empty() ? "is empty; write a text" : ""; }});
-    options.add("--seed", {&sampling.seed, "Random seed"});
+    options.add("--length", &length, "Maximum tokens of a completion", checks::between(1, 1 << 24));
+    options.add("--temperature", &sampling.temperature, "0: greedy decoding", checks::not_negative(),
+                "from generation_config.json, else 0.8");
+    options.add("--top-k", &sampling.top_k, "Sample from the k most likely tokens; 0: all tokens", {},
+                "from generation_config.json, else 0");
+    options.add("--top-p", &sampling.top_p, "Sample from the smallest set of tokens with this total probability", {},
+                "from generation_config.json, else 0.95");
+    options.add("--repetition-penalty", &sampling.repetition_penalty,
+                "Divides the positive logits of tokens that the text has already, and multiplies the negative ones", {},
+                "from generation_config.json, else 1");
+    options.add("--stop", &stop_texts, "Texts before which a completion ends, such as $'\\n'",
+                [](const std::string& text) { return text.empty() ? "is empty; write a text" : ""; });
+    options.add("--seed", &sampling.seed, "Random seed");
 
     options.section("Output");
-    options.add("--json", {&json_file, "Write prompts, completions, tokens and log-probs to this file",
-                           checks::results_file(), OnResume::forgotten, "none"});
-    options.add("--raw", {&raw, "Show special tokens and control characters"});
-    options.add("--stats", {&stats, "Show how fast weights were loaded, and compare the speed with memory bandwidth"});
+    options.add("--json", &json_file, "Write prompts, completions, tokens and log-probs to this file",
+                checks::results_file());
+    options.add("--raw", &raw, "Show special tokens and control characters");
+    options.add("--stats", &stats, "Show how fast weights were loaded, and compare the speed with memory bandwidth");
     options.first_page({"--model", "--adapter", "--base", "--prompt", "--prompts", "--chat", "--system", "--samples",
                         "--length", "--temperature", "--top-k", "--top-p", "--stop", "--seed", "--json"});
   }

@@ -18,7 +18,7 @@ constexpr const char* kListDescription =
 class ListCommand : public Command {
  public:
   explicit ListCommand(CLI::App& app) : options(app, "list", kListDescription, [this] { run(); }) {
-    options.add("what", {&what, "families, models or defects", checks::one_of({"families", "models", "defects"})});
+    options.add("what", &what, "families, models or defects", checks::one_of({"families", "models", "defects"}));
     options.require("what");
   }
 

@@ -92,42 +92,32 @@ bool KeepOption::mention(Place place) const {
   return std::ranges::any_of(places_, [&](const auto& named) { return named.second == place; });
 }
 
-void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
-                           OnResume on_resume) {
+void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory) {
   options_ = &options;
-  options.add("--memory", {&memory, help_of_memory, checks::memory(), on_resume, "none"});
+  options.add("--memory", &memory, help_of_memory, checks::memory());
+  options.add("--far-memory", &far_memory,
+              "Budget of far memory of each rank, such as 200GiB: for a GPU pinned host memory, for a CPU a file. What "
+              "does not fit into near memory, that of the device, goes there",
+              checks::memory(), default_of_far_memory);
   options.add(
-      "--far-memory",
-      {&far_memory,
-       "Budget of far memory of each rank, such as 200GiB: for a GPU pinned host memory, for a CPU a file. What "
-       "does not fit into near memory, that of the device, goes there",
-       checks::memory(), on_resume, default_of_far_memory});
+      "--keep", &keep,
+      "What a step keeps, and where. near, far: where layer inputs, the optimizer's state, the layers' weights and "
+      "their gradients are; or one of them alone, inputs=far, optimizer=far, weights=far, gradients=far (several "
+      "processes divide far weights, as with --shard weights). nothing, everything: what is kept of each layer beside "
+      "its input, so that backward need not recompute it; or some parts, PART=near or PART=far, with " +
+          all_parts() + " as PART. auto: what fits and is fastest",
+      {}, "what fits and is fastest");
   options.add(
-      "--keep",
-      {&keep,
-       "What a step keeps, and where. near, far: where layer inputs, the optimizer's state, the layers' weights and "
-       "their gradients are; or one of them alone, inputs=far, optimizer=far, weights=far, gradients=far (several "
-       "processes divide far weights, as with --shard weights). nothing, everything: what is kept of each layer beside "
-       "its input, so that backward need not recompute it; or some parts, PART=near or PART=far, with " +
-           all_parts() + " as PART. auto: what fits and is fastest",
-       {},
-       on_resume,
-       "what fits and is fastest"});
-  options.add(
-      "--block-rows",
-      {&block,
-       "Stream mode: how many rows, in whole chunks, go through all layers before the next rows do. all: the whole "
-       "stream, layer by layer. Smaller blocks keep K, V and their gradients of all layers in place of layer inputs, "
-       "which saves memory where most layers have windows (docs/dial.md). auto: what fits and is fastest",
-       is_block, on_resume, "what fits and is fastest"});
+      "--block-rows", &block,
+      "Stream mode: how many rows, in whole chunks, go through all layers before the next rows do. all: the whole "
+      "stream, layer by layer. Smaller blocks keep K, V and their gradients of all layers in place of layer inputs, "
+      "which saves memory where most layers have windows (docs/dial.md). auto: what fits and is fastest",
+      is_block, "what fits and is fastest");
 }
 
-void MemoryOptions::add_directory_to(OptionTable& options, OnResume on_resume) {
-  options.add("--far", {&directory,
-                        "On a CPU: directory of far memory, on a fast disk and not in memory (tmpfs)",
-                        {},
-                        on_resume,
-                        "TMPDIR or /tmp"});
+void MemoryOptions::add_directory_to(OptionTable& options) {
+  options.add("--far", &directory, "On a CPU: directory of far memory, on a fast disk and not in memory (tmpfs)", {},
+              "TMPDIR or /tmp");
 }
 
 std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Sampling sampling) const {

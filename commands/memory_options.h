@@ -32,9 +32,8 @@ struct MemoryOptions {
   std::vector<std::string> keep;
 
   static constexpr const char* kFlags[] = {"--memory", "--far-memory", "--keep", "--block-rows"};
-  void add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
-              OnResume on_resume = OnResume::forgotten);
-  void add_directory_to(OptionTable& options, OnResume on_resume = OnResume::forgotten);
+  void add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory);
+  void add_directory_to(OptionTable& options);
 
   // The places that the options allow, near memory first. Ranks that sample do so at their own pace, so none may need the
   // others' shards of the weights.

@@ -23,11 +23,11 @@ class MergeCommand : public Command {
   explicit MergeCommand(CLI::App& app) : options(app, "merge", kMergeDescription, [this] { run(); }) {
     source.add_to(options);
     options.require("--adapter");
-    options.add("--out", {&out, "The model directory to write; it must not exist"});
+    options.add("--out", &out, "The model directory to write; it must not exist");
     options.require("--out");
-    options.add("--save-dtype",
-                {&save_dtype, "Type of the saved weights; same: as in the base, of a base in 4 bits bf16",
-                 checks::one_of({"same", "f32", "bf16", "f16"})});
+    options.add("--save-dtype", &save_dtype,
+                "Type of the saved weights; same: as in the base, of a base in 4 bits bf16",
+                checks::one_of({"same", "f32", "bf16", "f16"}));
   }
 
  private:

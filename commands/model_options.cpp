@@ -5,19 +5,17 @@
 
 namespace streambp {
 
-void ModelOptions::add_to(OptionTable& options, const std::string& model_option, Vocabulary vocabulary,
-                          OnResume on_resume) {
+void ModelOptions::add_to(OptionTable& options, const std::string& model_option, Vocabulary vocabulary) {
   options_ = &options;
   options.section("Model");
   if (!model_option.empty())
-    options.add(model_option,
-                {&model,
-                 "A config.json, a model directory, a run directory, or a name such as qwen3-8b that streambp "
-                 "list models shows"});
+    options.add(model_option, &model,
+                "A config.json, a model directory, a run directory, or a name such as qwen3-8b that streambp "
+                "list models shows");
   const Check size = checks::between(1, kLargestSize);
   auto add = [&](const char* flag, Target value, const std::string& help, const Check& check, const char* shown = "") {
     size_flags_.push_back(flag);
-    options.add(flag, {value, help, check, on_resume, shown});
+    options.add(flag, value, help, check, shown);
   };
   std::vector<std::string> families;
   for (const ModelFamily& f : model_families()) families.push_back(f.name);

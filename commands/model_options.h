@@ -13,9 +13,8 @@ struct ModelOptions {
   std::string tied = "auto";
 
   enum class Vocabulary { fixed, an_option };
-  // model_option: the option that names a model; empty: none. `on_resume` applies to the options of family and sizes.
-  void add_to(OptionTable& options, const std::string& model_option, Vocabulary vocabulary,
-              OnResume on_resume = OnResume::forgotten);
+  // model_option: the option that names a model; empty: none.
+  void add_to(OptionTable& options, const std::string& model_option, Vocabulary vocabulary);
 
   bool sizes_given() const { return options_->any_given(size_flags_); }
 

@@ -4,11 +4,11 @@
 
 namespace streambp {
 
-void ObjectiveOptions::add_to(OptionTable& options, OnResume on_resume) {
+void ObjectiveOptions::add_to(OptionTable& options) {
   options_ = &options;
   options.section("Objective");
   auto add = [&](const char* flag, Target value, const char* help, const Check& check, const char* shown = "") {
-    options.add(flag, {value, help, check, on_resume, shown});
+    options.add(flag, value, help, check, shown);
   };
   add("--objective", &objective,
       "sft: imitate the data; dpo: prefer the chosen of two completions; grpo: prefer the better rewarded of a group",

@@ -11,7 +11,7 @@ struct ObjectiveOptions {
   std::string objective = "sft", mean = "", preference = "sigmoid";
   double beta = 0.1, label_smoothing = 0, margin = 0.5, clip_low = 0.2, clip_high = 0.2, kl = 0;
 
-  void add_to(OptionTable& options, OnResume on_resume = OnResume::forgotten);
+  void add_to(OptionTable& options);
 
   // Refuses options that have no effect with this objective.
   void check() const;

@@ -6,39 +6,35 @@
 
 namespace streambp {
 
-void PartOptions::add_to(OptionTable& options, OnResume on_resume) {
+void PartOptions::add_to(OptionTable& options, Of of) {
   options_ = &options;
   options.section("What is trained");
-  options.add("--lora", {&lora.rank, "Train low-rank adapters of this rank beside the frozen model (LoRA); 0: none",
-                         checks::between(0, 1 << 14), on_resume});
-  options.add("--lora-alpha",
-              {&lora.alpha, "Adapters are multiplied by this / rank", checks::positive(), on_resume, "twice the rank"});
-  options.add(
-      "--lora-on",
-      {&lora.on, "Linear layers with adapters: all, attention, mlp, or names such as q_proj v_proj", {}, on_resume});
-  options.add("--rslora",
-              {&lora.rank_stabilised, "Divide alpha by the square root of the rank (rsLoRA)", {}, on_resume});
-  options.add("--train", {&train,
-                          "Train only the parameters with names that this regular expression matches, such as "
-                          "'model.layers.(2[0-9]|3[0-5]).*'; with --lora: parameters of the base to train as well",
-                          {},
-                          on_resume,
-                          "all; with --lora none"});
-  options.add("--blocks", {&blocks.layers,
-                           "Train one block of this many layers at a time (BAdam), all others frozen; 0: all at once",
-                           checks::between(0, kMostLayers), on_resume});
-  if (on_resume != OnResume::forgotten) {  // only a run takes turns
-    options.add("--block-steps", {&blocks.steps, "Steps until the next block", checks::between(1, 1 << 30), on_resume});
-    options.add("--block-order", {&block_order, "random, ascending or descending",
-                                  checks::one_of({"random", "ascending", "descending"}), on_resume});
+  options.add("--lora", &lora.rank, "Train low-rank adapters of this rank beside the frozen model (LoRA); 0: none",
+              checks::between(0, 1 << 14));
+  options.add("--lora-alpha", &lora.alpha, "Adapters are multiplied by this / rank", checks::positive(),
+              "twice the rank");
+  options.add("--lora-on", &lora.on,
+              "Linear layers with adapters: all, attention, mlp, or names such as q_proj v_proj");
+  options.add("--rslora", &lora.rank_stabilised, "Divide alpha by the square root of the rank (rsLoRA)");
+  options.add("--train", &train,
+              "Train only the parameters with names that this regular expression matches, such as "
+              "'model.layers.(2[0-9]|3[0-5]).*'; with --lora: parameters of the base to train as well",
+              {}, "all; with --lora none");
+  options.add("--blocks", &blocks.layers,
+              "Train one block of this many layers at a time (BAdam), all others frozen; 0: all at once",
+              checks::between(0, kMostLayers));
+  if (of == Of::run) {
+    options.add("--block-steps", &blocks.steps, "Steps until the next block", checks::between(1, 1 << 30));
+    options.add("--block-order", &block_order, "random, ascending or descending",
+                checks::one_of({"random", "ascending", "descending"}));
   }
-  add_base_option(options, base, on_resume);
+  add_base_option(options, base);
 }
 
-void add_base_option(OptionTable& options, std::string& base, OnResume on_resume) {
-  options.add("--base",
-              {&base, "nf4: keep the linear layers' weights in 4 bits (QLoRA); plain: as the model's files hold them",
-               checks::one_of({"plain", "nf4"}), on_resume});
+void add_base_option(OptionTable& options, std::string& base) {
+  options.add("--base", &base,
+              "nf4: keep the linear layers' weights in 4 bits (QLoRA); plain: as the model's files hold them",
+              checks::one_of({"plain", "nf4"}));
 }
 
 void apply_base(const std::string& base, Config& c) {
@@ -115,8 +111,8 @@ std::string describe_trained(const Config& c) {
 }
 
 void ModelSource::add_to(OptionTable& options) {
-  options.add("--model", {&model, "A model directory or a run directory; not needed if --adapter names its base"});
-  options.add("--adapter", {&adapter, "A directory of LoRA adapters in PEFT's layout, or a run that trained them"});
+  options.add("--model", &model, "A model directory or a run directory; not needed if --adapter names its base");
+  options.add("--adapter", &adapter, "A directory of LoRA adapters in PEFT's layout, or a run that trained them");
   add_base_option(options, base);
 }
 

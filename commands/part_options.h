@@ -13,7 +13,8 @@ struct PartOptions {
   BlockSettings blocks;
   std::string block_order = "random", base = "plain";
 
-  void add_to(OptionTable& options, OnResume on_resume = OnResume::forgotten);
+  enum class Of { step, run };  // only a run takes turns
+  void add_to(OptionTable& options, Of of = Of::step);
   static inline const std::vector<std::string> kFlags = {"--lora",  "--lora-alpha", "--lora-on",     "--rslora",
                                                          "--train", "--blocks",     "--block-steps", "--block-order"};
 
@@ -31,7 +32,7 @@ struct PartOptions {
 };
 
 // Declares --base, and says what it stands for.
-void add_base_option(OptionTable& options, std::string& base, OnResume on_resume = OnResume::forgotten);
+void add_base_option(OptionTable& options, std::string& base);
 void apply_base(const std::string& base, Config& c);
 
 // "17.4M of 8.2B parameters are trained"; empty if all are.

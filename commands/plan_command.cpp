@@ -37,42 +37,35 @@ class PlanCommand : public Command {
   explicit PlanCommand(CLI::App& app) : options(app, "plan", kPlanDescription, [this] { run(); }) {
     model.add_to(options, "model", ModelOptions::Vocabulary::an_option);
     options.section("Step");
-    options.add("--length", {&length, "Tokens of a micro-batch's stream", checks::between(1, kLongestStream),
-                             OnResume::forgotten, "none"});
-    options.add("--chunk", {&chunk,
-                            "Stream mode: rows per chunk, the unit of recomputation (default: 512; on a GPU 2048)",
-                            {},
-                            OnResume::forgotten,
-                            "none"});
+    options.add("--length", &length, "Tokens of a micro-batch's stream", checks::between(1, kLongestStream), "none");
+    options.add("--chunk", &chunk,
+                "Stream mode: rows per chunk, the unit of recomputation (default: 512; on a GPU 2048)", {}, "none");
     budget.add_to(options, "Budget of the device's memory, such as 80GiB", "none, with --keep far unlimited");
-    options.add("--accumulate",
-                {&micro_batches,
-                 "Micro-batches per step, of all ranks together. With one, the gradient reuses the memory of saved "
-                 "layer inputs; with more, the whole gradient stays in memory",
-                 checks::between(1, 1 << 12), OnResume::forgotten, "1; one per token stream"});
+    options.add("--accumulate", &micro_batches,
+                "Micro-batches per step, of all ranks together. With one, the gradient reuses the memory of saved "
+                "layer inputs; with more, the whole gradient stays in memory",
+                checks::between(1, 1 << 12), "1; one per token stream");
     ranks.add_planned_to(options);
     device.add_to(options, {"bf16", "f32", "f64"}, DeviceOptions::Optimizers::optional);
     given_rates.add_to(options);
     budget.add_directory_to(options);
     objectives.add_to(options);
-    options.add("--group",
-                {&group_size, "grpo: completions of a prompt, all in one stream", checks::between(1, 1 << 16)});
+    options.add("--group", &group_size, "grpo: completions of a prompt, all in one stream",
+                checks::between(1, 1 << 16));
     part.add_to(options);
     options.section("Output");
-    options.add("--sweep", {&sweep,
-                            "Write peak memory against length for each mode to this JSON file, with --memory "
-                            "also the longest stream",
-                            checks::results_file(), OnResume::forgotten, "none"});
-    options.add("--timeline",
-                {&timeline_file,
-                 "Write a page (.html) that plays one step in each mode: its memory, what lives in each layer and "
-                 "chunk, and the operation that runs",
-                 checks::page(), OnResume::forgotten, "none"});
-    options.add("--curve", {&curve,
-                            "Show what more memory buys: the fastest step, and what it keeps, from the least memory to "
-                            "everything kept"});
-    options.add("--json", {&json_file, "Also write the answer to this JSON file", checks::results_file(),
-                           OnResume::forgotten, "none"});
+    options.add("--sweep", &sweep,
+                "Write peak memory against length for each mode to this JSON file, with --memory "
+                "also the longest stream",
+                checks::results_file());
+    options.add("--timeline", &timeline_file,
+                "Write a page (.html) that plays one step in each mode: its memory, what lives in each layer and "
+                "chunk, and the operation that runs",
+                checks::page());
+    options.add("--curve", &curve,
+                "Show what more memory buys: the fastest step, and what it keeps, from the least memory to "
+                "everything kept");
+    options.add("--json", &json_file, "Also write the answer to this JSON file", checks::results_file());
     options.first_page({"model", "--length", "--memory", "--far-memory", "--optimizer", "--lora", "--accumulate",
                         "--objective", "--ranks", "--sequence-ranks", "--curve", "--timeline", "--json"});
   }

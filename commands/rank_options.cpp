@@ -25,16 +25,14 @@ std::string divisors(Index heads) {
 }
 
 void add_division(OptionTable& options, RankOptions& o, const Check& count) {
-  options.add("--sequence-ranks",
-              {&o.sequence_ranks,
-               "Processes that share a token stream; the others have their own micro-batches. Divides the key/value "
-               "heads",
-               count});
-  options.add("--shard",
-              {&o.sharded,
-               "What is divided among the processes. state: gradients and the optimizer's state; weights: weights too, "
-               "gathered layer by layer",
-               checks::one_of({"state", "weights"})});
+  options.add("--sequence-ranks", &o.sequence_ranks,
+              "Processes that share a token stream; the others have their own micro-batches. Divides the key/value "
+              "heads",
+              count);
+  options.add("--shard", &o.sharded,
+              "What is divided among the processes. state: gradients and the optimizer's state; weights: weights too, "
+              "gathered layer by layer",
+              checks::one_of({"state", "weights"}));
 }
 
 void check_streams(Index ranks, Index sequence_ranks) {
@@ -69,18 +67,18 @@ void check_devices(DeviceKind device) {
 void RankOptions::add_planned_to(OptionTable& options) {
   const Check count = checks::between(1, 1 << 12);
   ranks = 1;
-  options.add("--ranks",
-              {&ranks, "Processes of the run, one per device; plans the one that needs the most memory", count});
+  options.add("--ranks", &ranks, "Processes of the run, one per device; plans the one that needs the most memory",
+              count);
   add_division(options, *this, count);
 }
 
-void RankOptions::add_to(OptionTable& options, OnResume on_resume) {
+void RankOptions::add_to(OptionTable& options) {
   options.section("Several processes (mpirun -n N streambp ...)");
   const Check count = checks::between(1, 1 << 12);
-  options.add("--ranks", {&ranks, "Require this number of processes", count, OnResume::forgotten, "as started"});
+  options.add("--ranks", &ranks, "Require this number of processes", count, "as started");
   add_division(options, *this, count);
-  options.add("--lanes", {&lanes, "Sum weight gradients as this number of sequence ranks does, for the same bits",
-                          count, on_resume, "--sequence-ranks"});
+  options.add("--lanes", &lanes, "Sum weight gradients as this number of sequence ranks does, for the same bits", count,
+              "--sequence-ranks");
 }
 
 Index RankOptions::started() const {

@@ -12,7 +12,7 @@ struct RankOptions {
   Index ranks = 0, sequence_ranks = 1, lanes = 0;
   std::string sharded = "state";
 
-  void add_to(OptionTable& options, OnResume on_resume = OnResume::forgotten);
+  void add_to(OptionTable& options);
   // For commands that only plan: how the ranks of a run divide it.
   void add_planned_to(OptionTable& options);
 

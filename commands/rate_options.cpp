@@ -8,12 +8,12 @@ namespace streambp {
 void RateOptions::add_to(OptionTable& options) {
   options_ = &options;
   options.section("Predicted time");
-  options.add("--rates", {&file_, "Rates measured by bench --profile --json FILE; defaults for the options below"});
-  options.add("--matmul", {&matmul_, "TFLOP/s of large matrix products", checks::positive(), OnResume::forgotten,
-                           "600 for a GPU; measured on this CPU"});
-  options.add("--far-rate", {&far_, "GB/s to or from far memory", checks::positive(), OnResume::forgotten,
-                             "25 for a GPU; measured with a file in --far"});
-  options.add("--link", {&link_, "With --ranks: how fast a rank can send, in GB/s", checks::positive()});
+  options.add("--rates", &file_, "Rates measured by bench --profile --json FILE; defaults for the options below");
+  options.add("--matmul", &matmul_, "TFLOP/s of large matrix products", checks::positive(),
+              "600 for a GPU; measured on this CPU");
+  options.add("--far-rate", &far_, "GB/s to or from far memory", checks::positive(),
+              "25 for a GPU; measured with a file in --far");
+  options.add("--link", &link_, "With --ranks: how fast a rank can send, in GB/s", checks::positive());
 }
 
 Rates RateOptions::assumed(const StepSettings& s) const {

@@ -283,26 +283,23 @@ Verdict search(Referee& referee, Report& report, double minutes) {
 
 void RefereeOptions::add_to(OptionTable& options) {
   options.section("Another trainer's gradient");
+  options.add("--batch", &batches_,
+              "The micro-batches of a step that another trainer recorded (scripts/dump_gradients.py), a file per rank");
   options.add(
-      "--batch",
-      {&batches_,
-       "The micro-batches of a step that another trainer recorded (scripts/dump_gradients.py), a file per rank"});
-  options.add(
-      "--against",
-      {&against_,
-       "Judge the gradient in these safetensors files: is it that of --batch, and if not, which defect explains it"});
+      "--against", &against_,
+      "Judge the gradient in these safetensors files: is it that of --batch, and if not, which defect explains it");
   std::vector<std::string> names;
   for (const Defect& d : all_defects()) names.push_back(d.name);
-  options.add("--defect", {&defect_,
-                           "Show what this defect does to the loss and the gradient of --batch, or of a random step. "
-                           "--save-gradient then writes the gradient of a trainer with this defect. streambp list "
-                           "defects shows them",
-                           checks::one_of(names)});
-  options.add("--computed-in", {&computed_in_,
-                                "Type in which the trainer computes: f32, or bf16 for any narrower one, which explains "
-                                "larger differences; auto: what the file of the gradient says, else bf16",
-                                checks::one_of({"auto", "f32", "bf16"})});
-  options.add("--minutes", {&minutes_, "Look for a defect no longer than this", checks::positive()});
+  options.add("--defect", &defect_,
+              "Show what this defect does to the loss and the gradient of --batch, or of a random step. "
+              "--save-gradient then writes the gradient of a trainer with this defect. streambp list "
+              "defects shows them",
+              checks::one_of(names));
+  options.add("--computed-in", &computed_in_,
+              "Type in which the trainer computes: f32, or bf16 for any narrower one, which explains "
+              "larger differences; auto: what the file of the gradient says, else bf16",
+              checks::one_of({"auto", "f32", "bf16"}));
+  options.add("--minutes", &minutes_, "Look for a defect no longer than this", checks::positive());
 }
 
 int RefereeOptions::run(const Subject& subject, const Outputs& outputs) const {

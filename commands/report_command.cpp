@@ -20,9 +20,9 @@ constexpr const char* kReportDescription =
 class ReportCommand : public Command {
  public:
   explicit ReportCommand(CLI::App& app) : options(app, "report", kReportDescription, [this] { run(); }) {
-    options.add("runs", {&runs, "Directories of runs"});
-    options.add("--html", {&page, "The page to write", checks::page(), OnResume::forgotten,
-                           "report.html of the run; of several comparison.html"});
+    options.add("runs", &runs, "Directories of runs");
+    options.add("--html", &page, "The page to write", checks::page(),
+                "report.html of the run; of several comparison.html");
   }
 
  private:

@@ -28,21 +28,16 @@ constexpr const char* kTokenizeDescription =
 class TokenizeCommand : public Command {
  public:
   explicit TokenizeCommand(CLI::App& app) : options(app, "tokenize", kTokenizeDescription, [this] { run(); }) {
-    options.add("--model", {&model, "The model's directory, with its tokenizer.json"});
-    options.add("--data",
-                {&data, "Data: files and folders; to mix them by weight in training: a.jsonl:0.7 b.jsonl:0.3"});
-    options.add("--out", {&out, "The token file to write (.safetensors)"});
+    options.add("--model", &model, "The model's directory, with its tokenizer.json");
+    options.add("--data", &data, "Data: files and folders; to mix them by weight in training: a.jsonl:0.7 b.jsonl:0.3");
+    options.add("--out", &out, "The token file to write (.safetensors)");
     for (const char* flag : {"--model", "--data", "--out"}) options.require(flag);
     add_chat_options(options, data_options.chat);
-    options.add("--learn", {&learn, "Tokens in the loss: answers, or all", checks::one_of({"answers", "all"})});
-    options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines instead of stopping at the first"});
-    options.add("--show",
-                {&shown, "Print the first documents, with the tokens in the loss marked", checks::between(0, 1 << 30)});
-    options.add("--render", {&rendered,
-                             "Also write each document's text, learned spans and tokens to this JSONL file",
-                             {},
-                             OnResume::forgotten,
-                             "none"});
+    options.add("--learn", &learn, "Tokens in the loss: answers, or all", checks::one_of({"answers", "all"}));
+    options.add("--skip-bad", &data_options.skip_bad, "Skip unusable lines instead of stopping at the first");
+    options.add("--show", &shown, "Print the first documents, with the tokens in the loss marked",
+                checks::between(0, 1 << 30));
+    options.add("--render", &rendered, "Also write each document's text, learned spans and tokens to this JSONL file");
   }
 
  private:

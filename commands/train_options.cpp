@@ -19,150 +19,127 @@ constexpr const char* kTrainDescription =
     "them. Ctrl-C finishes the step and saves a checkpoint; --out DIR --resume continues with the same bits, in any "
     "mode and with any chunk. Without options it trains a small model on generated stories, in two minutes.";
 
-// A row for a whole number from `least` to `most`.
-Row whole(Index& value, const char* help, double least, double most, OnResume on_resume, const char* shown = "") {
-  return {&value, help, checks::between(least, most), on_resume, shown};
-}
-
 }  // namespace
 
 TrainOptions::TrainOptions(CLI::App& program, std::function<void()> run)
     : table(program, "train", kTrainDescription, std::move(run)) {
-  model.add_to(table, "", ModelOptions::Vocabulary::fixed, OnResume::fixed);
-  table.add("--model", {&model.model,
-                        "A model directory to fine-tune; without it a model is trained from scratch",
-                        {},
-                        OnResume::fixed});
-  device.add_to(table, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::required, OnResume::fixed);
-  objectives.add_to(table, OnResume::fixed);
+  model.add_to(table, "", ModelOptions::Vocabulary::fixed);
+  table.add("--model", &model.model, "A model directory to fine-tune; without it a model is trained from scratch");
+  device.add_to(table, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::required);
+  objectives.add_to(table);
   grpo.add_to(table);
-  part.add_to(table, OnResume::fixed);
-  table.add(
-      "--adapter",
-      {&adapter, "Continue the training of these adapters of --model, in PEFT's layout", {}, OnResume::fixed, "none"});
+  part.add_to(table, PartOptions::Of::run);
+  table.add("--adapter", &adapter, "Continue the training of these adapters of --model, in PEFT's layout");
   add_data_options();
   add_memory_options();
-  ranks.add_to(table, OnResume::fixed);
+  ranks.add_to(table);
   add_optimizer_options();
   add_output_options();
+  table.can_resume(
+      {.kept = {"--mode", "--chunk", "--memory", "--far-memory", "--keep", "--block-rows", "--far", "--reward-seconds",
+                "--tensorboard", "--eval-every", "--stop-when-worse", "--checkpoint-every", "--sample", "--prompt"},
+       .hashed = {"--reward-cmd"},
+       .forgotten = {"--device", "--ranks", "--sequence-ranks", "--shard", "--epochs", "--out", "--resume",
+                     "--stop-after"}});
   table.first_page({"--model", "--data", "--out", "--epochs", "--rate", "--length", "--batch", "--accumulate", "--lora",
                     "--base", "--memory", "--objective", "--resume"});
 }
 
 void TrainOptions::add_data_options() {
   table.section("Data");
-  table.add(
-      "--data",
-      {&data,
-       "Files and folders: with --model conversations, prompts with completions or rewards, preferences, texts or "
-       "tokens, in the forms that streambp tokenize --help shows; to mix by weight: a.jsonl:0.7 b.jsonl:0.3. From "
-       "scratch: one text; its bytes are the tokens (default: generated stories)",
-       {},
-       OnResume::fixed});
-  table.add("--length", whole(length, "Tokens of a document, with --model at most", 2, 1 << 24, OnResume::fixed,
-                              "768; with --model those of the longest, if memory has room for them"));
-  table.add("--pack", whole(pack,
-                            "With --model: tokens that a pack is filled to, in whole documents; a longer document is a "
-                            "pack alone. A step has --batch x --accumulate packs",
-                            1, 1 << 24, OnResume::fixed, "a hundredth of the data, at most 4096; for grpo 4096"));
-  table.add("--batch", whole(batch, "Documents, or packs, per micro-batch, laid end to end in one token stream", 1,
-                             1 << 20, OnResume::fixed, "2; with --model 1"));
-  table.add("--accumulate",
-            whole(micro_batches, "Micro-batches per step, over all processes; for on-line GRPO the minimum per round",
-                  1, 1 << 12, OnResume::fixed, "1; one per token stream"));
-  table.add("--eval-fraction",
-            {&evaluation_fraction, "Held-out fraction of the data", checks::between(0, 0.5), OnResume::fixed});
-  table.add("--eval-data", {&evaluation_data,
-                            "With --model: held-out data in separate files or folders, instead of a fraction of "
-                            "--data. Every evaluation reads all of it",
-                            {},
-                            OnResume::fixed});
-  add_chat_options(table, tokens.chat, OnResume::fixed);
-  table.add("--learn", {&learn, "Tokens in the loss: answers (completions and the assistant's messages) or all",
-                        checks::one_of({"answers", "all"}), OnResume::fixed});
-  table.add("--too-long",
-            {&too_long,
-             "What to do with documents, pairs and completions that are longer than --length: split (documents only), "
-             "truncate or drop them, or refuse to train. Texts (.txt) are always split",
-             checks::one_of(kTooLong), OnResume::fixed});
-  table.add("--skip-bad",
-            {&tokens.skip_bad, "Skip unusable lines instead of stopping at the first", {}, OnResume::fixed});
+  table.add("--data", &data,
+            "Files and folders: with --model conversations, prompts with completions or rewards, preferences, texts or "
+            "tokens, in the forms that streambp tokenize --help shows; to mix by weight: a.jsonl:0.7 b.jsonl:0.3. From "
+            "scratch: one text; its bytes are the tokens (default: generated stories)");
+  table.add("--length", &length, "Tokens of a document, with --model at most", checks::between(2, 1 << 24),
+            "768; with --model those of the longest, if memory has room for them");
+  table.add("--pack", &pack,
+            "With --model: tokens that a pack is filled to, in whole documents; a longer document is a "
+            "pack alone. A step has --batch x --accumulate packs",
+            checks::between(1, 1 << 24), "a hundredth of the data, at most 4096; for grpo 4096");
+  table.add("--batch", &batch, "Documents, or packs, per micro-batch, laid end to end in one token stream",
+            checks::between(1, 1 << 20), "2; with --model 1");
+  table.add("--accumulate", &micro_batches,
+            "Micro-batches per step, over all processes; for on-line GRPO the minimum per round",
+            checks::between(1, 1 << 12), "1; one per token stream");
+  table.add("--eval-fraction", &evaluation_fraction, "Held-out fraction of the data", checks::between(0, 0.5));
+  table.add("--eval-data", &evaluation_data,
+            "With --model: held-out data in separate files or folders, instead of a fraction of "
+            "--data. Every evaluation reads all of it");
+  add_chat_options(table, tokens.chat);
+  table.add("--learn", &learn, "Tokens in the loss: answers (completions and the assistant's messages) or all",
+            checks::one_of({"answers", "all"}));
+  table.add("--too-long", &too_long,
+            "What to do with documents, pairs and completions that are longer than --length: split (documents only), "
+            "truncate or drop them, or refuse to train. Texts (.txt) are always split",
+            checks::one_of(kTooLong));
+  table.add("--skip-bad", &tokens.skip_bad, "Skip unusable lines instead of stopping at the first");
 }
 
 void TrainOptions::add_memory_options() {
   table.section("Memory");
-  table.add("--mode", {&mode, "stream, checkpoint or full; the gradient has the same bits in each",
-                       checks::one_of({"stream", "checkpoint", "full"}), OnResume::kept});
-  table.add("--chunk", whole(chunk, "Stream mode: rows per chunk, the unit of recomputation", 1, 1 << 24,
-                             OnResume::kept, "512; on a GPU 2048, or up to 8192 for narrow models"));
+  table.add("--mode", &mode, "stream, checkpoint or full; the gradient has the same bits in each",
+            checks::one_of({"stream", "checkpoint", "full"}));
+  table.add("--chunk", &chunk, "Stream mode: rows per chunk, the unit of recomputation", checks::between(1, 1 << 24),
+            "512; on a GPU 2048, or up to 8192 for narrow models");
   budget.add_to(table, "Stream mode: memory budget, such as 512MiB; the run takes the fastest step that fits",
-                "what is free", OnResume::kept);
-  budget.add_directory_to(table, OnResume::kept);
+                "what is free");
+  budget.add_directory_to(table);
   table.keep_together({"--mode", "--chunk", "--memory"});
 }
 
 void TrainOptions::add_optimizer_options() {
   table.section("Optimization");
-  table.add("--steps", whole(optimizer.steps, "Optimizer steps", 1, 1 << 30, OnResume::fixed,
-                             "520; with --model given by --epochs"));
-  table.add("--epochs", {&epochs, "With --model: passes over the data", checks::positive(), OnResume::forgotten,
-                         "3; for dpo and grpo 1"});
-  table.add("--rate",
-            {&optimizer.rate, "Peak learning rate", checks::not_negative(), OnResume::fixed,
-             "0.004; with --model by its width, 4e-05 for 2048 and 1.4e-05 for 4096, of adapters 4e-04 and 2e-04; for "
-             "dpo and grpo a tenth"});
-  table.add("--warmup", whole(optimizer.warmup, "Steps of linear warm-up", 0, 1 << 30, OnResume::fixed,
-                              "20; with --model a tenth of the steps at most"));
-  table.add("--schedule", {&schedule,
-                           "After the warm-up the rate falls along a cosine or a line, or is constant; wsd: constant, "
-                           "then linear in the last steps. A constant or wsd run can be resumed with more --steps",
-                           checks::one_of(kSchedules), OnResume::fixed});
-  table.add("--cooldown", whole(optimizer.cooldown, "Last steps of wsd, in which the rate goes down", 0, 1 << 30,
-                                OnResume::fixed, "a fifth of the steps"));
-  table.add("--final-rate", {&optimizer.final_rate_fraction, "Rate at the end, as a fraction of --rate",
-                             checks::between(0, 1), OnResume::fixed});
-  table.add("--decay", {&optimizer.decay, "Weight decay of matrices", checks::not_negative(), OnResume::fixed,
-                        "0.1; with --model 0"});
-  table.add("--clip",
-            {&optimizer.clip, "Largest global gradient norm; 0: no limit", checks::not_negative(), OnResume::fixed});
-  table.add("--seed", {&seed, "Seed of initial weights, batches and samples", {}, OnResume::fixed});
+  table.add("--steps", &optimizer.steps, "Optimizer steps", checks::between(1, 1 << 30),
+            "520; with --model given by --epochs");
+  table.add("--epochs", &epochs, "With --model: passes over the data", checks::positive(), "3; for dpo and grpo 1");
+  table.add("--rate", &optimizer.rate, "Peak learning rate", checks::not_negative(),
+            "0.004; with --model by its width, 4e-05 for 2048 and 1.4e-05 for 4096, of adapters 4e-04 and 2e-04; for "
+            "dpo and grpo a tenth");
+  table.add("--warmup", &optimizer.warmup, "Steps of linear warm-up", checks::between(0, 1 << 30),
+            "20; with --model a tenth of the steps at most");
+  table.add("--schedule", &schedule,
+            "After the warm-up the rate falls along a cosine or a line, or is constant; wsd: constant, "
+            "then linear in the last steps. A constant or wsd run can be resumed with more --steps",
+            checks::one_of(kSchedules));
+  table.add("--cooldown", &optimizer.cooldown, "Last steps of wsd, in which the rate goes down",
+            checks::between(0, 1 << 30), "a fifth of the steps");
+  table.add("--final-rate", &optimizer.final_rate_fraction, "Rate at the end, as a fraction of --rate",
+            checks::between(0, 1));
+  table.add("--decay", &optimizer.decay, "Weight decay of matrices", checks::not_negative(), "0.1; with --model 0");
+  table.add("--clip", &optimizer.clip, "Largest global gradient norm; 0: no limit", checks::not_negative());
+  table.add("--seed", &seed, "Seed of initial weights, batches and samples");
 }
 
 void TrainOptions::add_output_options() {
   table.section("Output");
-  table.add("--out",
-            {&out,
-             "New or empty directory for metrics.jsonl, report.html and checkpoints, each a directory of a model or of "
-             "adapters",
-             {},
-             OnResume::forgotten,
-             "out/run-1, run-2, ..."});
-  table.add("--tensorboard", {&tensorboard, "Also write event files for TensorBoard to --out", {}, OnResume::kept});
-  table.add("--save-dtype", {&save_dtype, "Type of saved weights; same: as loaded",
-                             checks::one_of({"same", "f32", "bf16", "f16"}), OnResume::fixed});
-  table.add("--eval-every",
-            whole(evaluation_interval, "Steps between evaluations; 0: only at the end", 0, 1 << 30, OnResume::kept,
-                  "100; on documents a tenth of the steps, but at least 10, and so many that evaluations take 5 % of "
-                  "the time at most"));
-  table.add("--stop-when-worse",
-            whole(stop_when_worse, "Stop after so many evaluations in a row that are worse than the best one; 0: never",
-                  0, 1 << 30, OnResume::kept));
-  table.add("--checkpoint-every",
-            whole(checkpoint_interval,
-                  "Steps between checkpoints, which are then all kept; 0: only at the end. By default the one with "
-                  "the best held-out loss is kept, too, if saving takes at most 5 % of the time. The links best and "
-                  "last in --out name it and the newest one",
-                  0, 1 << 30, OnResume::kept, "about every 10 minutes; the newest two are kept"));
-  table.add("--resume",
-            {&resume, "Continue the run in --out from its newest checkpoint, or from the beginning if it has none"});
-  table.add("--stop-after", whole(stop_after, "Stop after this step, with a checkpoint, as if interrupted; 0: never", 0,
-                                  1 << 30, OnResume::forgotten));
-  table.add(
-      "--sample",
-      whole(sample_length,
+  table.add("--out", &out,
+            "New or empty directory for metrics.jsonl, report.html and checkpoints, each a directory of a model or of "
+            "adapters",
+            {}, "out/run-1, run-2, ...");
+  table.add("--tensorboard", &tensorboard, "Also write event files for TensorBoard to --out");
+  table.add("--save-dtype", &save_dtype, "Type of saved weights; same: as loaded",
+            checks::one_of({"same", "f32", "bf16", "f16"}));
+  table.add("--eval-every", &evaluation_interval, "Steps between evaluations; 0: only at the end",
+            checks::between(0, 1 << 30),
+            "100; on documents a tenth of the steps, but at least 10, and so many that evaluations take 5 % of "
+            "the time at most");
+  table.add("--stop-when-worse", &stop_when_worse,
+            "Stop after so many evaluations in a row that are worse than the best one; 0: never",
+            checks::between(0, 1 << 30));
+  table.add("--checkpoint-every", &checkpoint_interval,
+            "Steps between checkpoints, which are then all kept; 0: only at the end. By default the one with "
+            "the best held-out loss is kept, too, if saving takes at most 5 % of the time. The links best and "
+            "last in --out name it and the newest one",
+            checks::between(0, 1 << 30), "about every 10 minutes; the newest two are kept");
+  table.add("--resume", &resume,
+            "Continue the run in --out from its newest checkpoint, or from the beginning if it has none");
+  table.add("--stop-after", &stop_after, "Stop after this step, with a checkpoint, as if interrupted; 0: never",
+            checks::between(0, 1 << 30));
+  table.add("--sample", &sample_length,
             "From scratch: tokens to sample at the end (and up to 160 for the report after each evaluation); 0: none",
-            0, 1 << 20, OnResume::kept));
-  table.add("--prompt", {&prompt, "Prompt of the sample", {}, OnResume::kept, "a line of the held-out text"});
+            checks::between(0, 1 << 20));
+  table.add("--prompt", &prompt, "Prompt of the sample", {}, "a line of the held-out text");
 }
 
 void TrainOptions::complete(const std::filesystem::path& state_file) {

@@ -42,22 +42,20 @@ class VerifyCommand : public Command {
   explicit VerifyCommand(CLI::App& app) : options_(app, "verify", kVerifyDescription, [this] { run(); }) {
     input_.add_to(options_);
     device_.add_to(options_, {"auto", "f32", "f64", "bf16"}, {});
-    options_.add(
-        "--chunk",
-        {&chunks_, "One or more chunks for stream mode (default: 256 512 768; a certificate 256; on a GPU 2048 4096)"});
-    options_.add("--tile", {&tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests"});
+    options_.add("--chunk", &chunks_,
+                 "One or more chunks for stream mode (default: 256 512 768; a certificate 256; on a GPU 2048 4096)");
+    options_.add("--tile", &tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests");
     ranks_.add_to(options_);
     options_.section("What is verified");
-    options_.add(
-        "--oracle",
-        {&with_oracle_, "Compare with the independent oracle: slow, plain loops, memory quadratic in the length"});
+    options_.add("--oracle", &with_oracle_,
+                 "Compare with the independent oracle: slow, plain loops, memory quadratic in the length");
     options_.add_with_optional_value(
-        "--certificate", {&certificate_,
-                          "What holds for this model, data and settings, in one table. Without a value: all that takes "
-                          "no more than a few minutes; or one of " +
-                              join(certificate_choices()),
-                          checks::one_of(certificate_choices()), OnResume::forgotten, "none"});
-    options_.add("--run", {&run_, "Instead, check the files of this run's checkpoints against their hashes"});
+        "--certificate", &certificate_,
+        "What holds for this model, data and settings, in one table. Without a value: all that takes "
+        "no more than a few minutes; or one of " +
+            join(certificate_choices()),
+        checks::one_of(certificate_choices()));
+    options_.add("--run", &run_, "Instead, check the files of this run's checkpoints against their hashes");
     referee_.add_to(options_);
     output_.add_to(options_);
     options_.first_page({"--model", "--data", "--length", "--chunk", "--dtype", "--objective", "--lora", "--oracle",

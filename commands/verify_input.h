@@ -27,20 +27,17 @@ class VerifyInput {
     model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
     objectives.add_to(options);
     part.add_to(options);
-    options.add("--adapter", {&adapter, "Load the adapters of this directory, in PEFT's layout, into --model"});
+    options.add("--adapter", &adapter, "Load the adapters of this directory, in PEFT's layout, into --model");
     options.section("Stream");
-    options.add("--length",
-                {&length_, "Tokens of the stream, in documents of unequal length", checks::between(4, 1 << 24),
-                 OnResume::forgotten, "1200; a certificate 300; on a GPU more than three tiles"});
-    options.add("--documents", {&documents_, "Documents in the stream", checks::between(1, 1 << 20),
-                                OnResume::forgotten, "3; for pairs 4"});
-    options.add("--data",
-                {&data_,
-                 "Use documents (dpo: pairs) from these files and folders; needs a --model directory with a tokenizer. "
-                 "Log-probs, rewards and advantages are random"});
+    options.add("--length", &length_, "Tokens of the stream, in documents of unequal length",
+                checks::between(4, 1 << 24), "1200; a certificate 300; on a GPU more than three tiles");
+    options.add("--documents", &documents_, "Documents in the stream", checks::between(1, 1 << 20), "3; for pairs 4");
+    options.add("--data", &data_,
+                "Use documents (dpo: pairs) from these files and folders; needs a --model directory with a tokenizer. "
+                "Log-probs, rewards and advantages are random");
     add_chat_options(options, data_options_.chat);
-    options.add("--tokens", {&tokens_file_, "Use the tokens in this file (little-endian int32) as one document"});
-    options.add("--seed", {&seed, "Seed of random weights and tokens"});
+    options.add("--tokens", &tokens_file_, "Use the tokens in this file (little-endian int32) as one document");
+    options.add("--seed", &seed, "Seed of random weights and tokens");
   }
 
   // Sets the length of the stream, unless --length does.

@@ -20,17 +20,14 @@ struct VerifyOutput {
   void add_to(OptionTable& options) {
     options.section("Output");
     options.add(
-        "--save-gradient",
-        {&gradient,
-         "Write the gradient of the last stream run to this safetensors file, in float32 (with --dtype f64 in float64)",
-         checks::results_file(), OnResume::forgotten, "none"});
-    options.add("--save-batch",
-                {&batch, "Write the batch to this safetensors file, in the form of --batch, for another trainer",
-                 checks::results_file(), OnResume::forgotten, "none"});
-    options.add("--json",
-                {&json, "Write the results to this JSON file", checks::results_file(), OnResume::forgotten, "none"});
-    options.add("--html", {&html, "Write the results to this page, with a map of all parameters", checks::page(),
-                           OnResume::forgotten, "none"});
+        "--save-gradient", &gradient,
+        "Write the gradient of the last stream run to this safetensors file, in float32 (with --dtype f64 in float64)",
+        checks::results_file());
+    options.add("--save-batch", &batch,
+                "Write the batch to this safetensors file, in the form of --batch, for another trainer",
+                checks::results_file());
+    options.add("--json", &json, "Write the results to this JSON file", checks::results_file());
+    options.add("--html", &html, "Write the results to this page, with a map of all parameters", checks::page());
   }
 
   void check() const {
