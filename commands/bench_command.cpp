@@ -87,9 +87,9 @@ class BenchCommand : public Command {
     if (stream_chunks.empty()) stream_chunks = {default_chunk(settings)};
     for (Index chunk : stream_chunks) check_chunk(chunk, settings.tile);
     const std::string trained = describe_trained(config);
-    print("%s\n%s%s%s on %s, optimizer %s, median of %ld\n", describe(config).c_str(), trained.c_str(),
-          Escape{trained.empty() ? "" : "\n"}, name(settings.dtype), device_name(settings.device).c_str(),
-          device.optimizer.c_str(), repeat);
+    print("%s\n%s%s%s on %s, optimizer %s, median of %ld\n", describe(config), trained,
+          Escape{trained.empty() ? "" : "\n"}, name(settings.dtype), device_name(settings.device), device.optimizer,
+          repeat);
     for (const Index of_this_turn : lengths) {
       length = of_this_turn;
       print("\n%ld tokens:\n", length);
@@ -116,8 +116,7 @@ class BenchCommand : public Command {
       const Usage usage = plan(planned, length, schedule);
       auto lacks = [&](std::size_t needed, std::size_t free, const char* what) {
         if (needed <= free) return false;
-        print("%s needs %s%s, and %s are free: skipped\n", label.c_str(), human_bytes(needed).c_str(), what,
-              human_bytes(free).c_str());
+        print("%s needs %s%s, and %s are free: skipped\n", label, human_bytes(needed), what, human_bytes(free));
         return true;
       };
       if (!lacks(usage.peak, room.near, "") && !lacks(usage.far, room.far, " of far memory"))
@@ -128,7 +127,7 @@ class BenchCommand : public Command {
     for (Index chunk : stream_chunks) {
       for (const std::string& set : keep) {
         const KeepOption words = keep_words(set);
-        add(format("stream %ld%s", chunk, (set == "nothing" ? "" : ", " + set).c_str()), Mode::stream, chunk,
+        add(format("stream %ld%s", chunk, (set == "nothing" ? "" : ", " + set)), Mode::stream, chunk,
             words.place("inputs").value_or(Place::near), words.parts().value_or(KeptParts::inputs()));
       }
     }
@@ -141,12 +140,11 @@ class BenchCommand : public Command {
       const Fit found = fit(planned, Mode::stream, length, allowed, rates);
       if (found.chunk == 0) {
         const std::size_t least = closest(planned, Mode::stream, length, allowed).usage.peak;
-        print("no step fits %s, the smallest needs %s: skipped\n", budget.c_str(), human_bytes(least).c_str());
+        print("no step fits %s, the smallest needs %s: skipped\n", budget, human_bytes(least));
         continue;
       }
-      print("fastest in %s: chunks of %ld rows%s, kept beside layer inputs: %s\n", budget.c_str(), found.chunk,
-            found.block > 0 ? format(" in blocks of %ld", found.block).c_str() : "",
-            describe(found.kept, settings.config).c_str());
+      print("fastest in %s: chunks of %ld rows%s, kept beside layer inputs: %s\n", budget, found.chunk,
+            found.block > 0 ? format(" in blocks of %ld", found.block) : "", describe(found.kept, settings.config));
       add("fastest in " + budget, Mode::stream, found.chunk, Place::near, found.kept, found.block);
     }
     return candidates;
@@ -211,7 +209,7 @@ class BenchCommand : public Command {
         c.seconds.push_back(seconds);
         c.flops = engine.device().flops();
         c.work = engine.device().work();
-        show_work(format("%s: %.3f s", c.label.c_str(), seconds));
+        show_work(format("%s: %.3f s", c.label, seconds));
       }
     }
     show_work("");
@@ -254,7 +252,7 @@ class BenchCommand : public Command {
     const bool alone = settings.ranks.all.size == 1;
     print("\nMatmul rate of %s: %.1f GFLOP/s.%s\n", alone ? "this machine" : "rank 0", rate / 1e9,
           alone ? "" : " GFLOP/s and memory are those of rank 0; tokens/s are those of all ranks.");
-    if (gpu) print("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead).c_str());
+    if (gpu) print("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead));
     if (profile) print("Copy within memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);
     if (far > 0) print("Far memory: %.2f GB/s.\n", far / 1e9);
     if (profile && !alone) print("Sent by rank 0 while all ranks send to all: %.1f GB/s.\n", link / 1e9);
@@ -327,7 +325,7 @@ class BenchCommand : public Command {
 
   void print_profile(const Candidate& c) const {
     const std::string launches = gpu ? format(", %ld launches", c.launches) : "";
-    print("\n%s, profile of one run%s:\n", c.label.c_str(), launches.c_str());
+    print("\n%s, profile of one run%s:\n", c.label, launches);
     std::vector<Work> work = c.work;
     std::sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.seconds > b.seconds; });
     double total = 0;

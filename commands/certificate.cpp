@@ -25,8 +25,8 @@ std::string text_of(const Certificate::Result& result) {
 // The tokens in the loss, and what the first two documents learn.
 std::string describe_learned(const Batch& batch, const fs::path& tokenizer_of) {
   const std::vector<Rows> documents = batch.documents();
-  std::string text = format("%ld of %ld, in %s", batch.target_count(), batch.size(),
-                            counted(std::ssize(documents), "document").c_str());
+  std::string text =
+      format("%ld of %ld, in %s", batch.target_count(), batch.size(), counted(std::ssize(documents), "document"));
   if (tokenizer_of.empty()) return text;
   const Tokenizer tokenizer = read_tokenizer(tokenizer_of);
   int examples = 0;

@@ -121,7 +121,7 @@ class Display {
     entry.text.show_more();
     if (!entry.ended) return false;
     show("\n", raw);
-    if (!entry.note.empty()) print_error("%s\n", entry.note.c_str());
+    if (!entry.note.empty()) print_error("%s\n", entry.note);
     opened = false;
     return true;
   }

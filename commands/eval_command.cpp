@@ -122,7 +122,7 @@ class EvalCommand : public Command {
     for (File& file : files) {
       Packing packing(cut(file.tokens.lengths(), length, TooLong::split), length, 1);
       for (Index i = 0; i < packing.packs(); ++i) {
-        show_work(format("%s: %ld of %ld", file.path.c_str(), i, packing.packs()));
+        show_work(format("%s: %ld of %ld", file.path, i, packing.packs()));
         Batch batch;
         append(batch, file.tokens, packing.pack(i));
         if (batch.target_count() == 0) continue;
@@ -147,11 +147,11 @@ class EvalCommand : public Command {
 
   void report(const std::vector<File>& files) const {
     Json json = {{"model", source.name()}, {"length", length}, {"dtype", name(settings.dtype)}};
-    print("%s\n%s on %s, streams of up to %ld tokens\n\n", describe(config).c_str(), name(settings.dtype),
-          device_name(settings.device).c_str(), length);
+    print("%s\n%s on %s, streams of up to %ld tokens\n\n", describe(config), name(settings.dtype),
+          device_name(settings.device), length);
     report_by_file(files, json);
     for (const File& file : files) {
-      if (const std::string skipped = file.tokens.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
+      if (const std::string skipped = file.tokens.skipped(); !skipped.empty()) print("%s\n", skipped);
     }
     print("\n");
     report_by_position(json);

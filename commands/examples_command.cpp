@@ -41,7 +41,7 @@ class ExamplesCommand : public Command {
     write_file_atomically(out, [&](std::ostream& file) {
       for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(count); ++i) file << example(i);
     });
-    print("%s: %ld examples of %s\n", out.c_str(), count, what.c_str());
+    print("%s: %ld examples of %s\n", out, count, what);
   }
 
   std::string example(std::uint64_t i) const {

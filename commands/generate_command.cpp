@@ -238,7 +238,7 @@ class GenerateCommand : public Command {
     if (slots > 0) return slots;
     const Index longest = largest(shape.room, [&](Index n) { return memory_of_one(n) <= free; });
     const std::string needs = format("a sequence of %ld tokens needs %s, and %s are free", shape.room,
-                                     human_bytes(memory_of_one(shape.room)).c_str(), human_bytes(free).c_str());
+                                     human_bytes(memory_of_one(shape.room)), human_bytes(free));
     require(longest > 0, needs, "; use a smaller model", step.dtype == DType::bf16 ? "" : " or --dtype bf16");
     fail(needs, ": there is room for ", longest, " tokens; give a shorter prompt or --length");
   }
@@ -250,7 +250,7 @@ class GenerateCommand : public Command {
     const std::size_t bytes = engine->load(model, source.adapter);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (stats)
-      print_error("[loaded %s of weights at %.1f GB/s]\n", human_bytes(bytes).c_str(),
+      print_error("[loaded %s of weights at %.1f GB/s]\n", human_bytes(bytes),
                   static_cast<double>(bytes) / seconds * 1e-9);
     f(*engine->generator(shape));
   }
@@ -313,11 +313,11 @@ class GenerateCommand : public Command {
         const double step_seconds = after / static_cast<double>(watch.steps);
         line += format("; %.2f ms per step, %.2f of memory bandwidth (%.2f ms to read %s of weights at %.1f GB/s)",
                        1e3 * step_seconds, bytes / rate / step_seconds, 1e3 * bytes / rate,
-                       human_bytes(static_cast<std::size_t>(bytes)).c_str(), rate / 1e9);
+                       human_bytes(static_cast<std::size_t>(bytes)), rate / 1e9);
       }
     }
     std::fflush(stdout);
-    print_error("%s]\n", line.c_str());
+    print_error("%s]\n", line);
   }
 
   // Bytes of weights that a step reads: all but embedding tables, of which it reads only a few rows. A tied table is

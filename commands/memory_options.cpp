@@ -233,8 +233,7 @@ std::size_t far_room_of_each_rank(DeviceKind device, const std::string& director
 std::string describe_far(const Bytes& far) {
   std::string text;
   for (std::size_t kind = 0; kind < far.size(); ++kind) {
-    if (far[kind] > 0)
-      text += format("%s%s (%s)", text.empty() ? "" : ", ", kKindNames[kind], human_bytes(far[kind]).c_str());
+    if (far[kind] > 0) text += format("%s%s (%s)", text.empty() ? "" : ", ", kKindNames[kind], human_bytes(far[kind]));
   }
   return text;
 }

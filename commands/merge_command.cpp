@@ -46,7 +46,7 @@ class MergeCommand : public Command {
     layout.require_writable();
     Merge merged(source.model, source.adapter, config);
     create_directory_atomically(directory, temporary, [&](const fs::path&) { merged.save(temporary, layout); });
-    print("%s: %s with the adapters of %s\n", out.c_str(), source.model.c_str(), source.adapter.c_str());
+    print("%s: %s with the adapters of %s\n", out, source.model, source.adapter);
   }
 
   // Adapters that this program trained say what their base holds.

@@ -79,9 +79,9 @@ std::string describe(const Config& c) {
   return format(
       "%s, %s parameters: %ld layers of width %ld%s, %ld query and %ld key/value heads of %ld, MLP %ld, vocabulary "
       "%ld%s%s%s",
-      c.family.c_str(), human_count(static_cast<double>(parameter_count(c))).c_str(), c.layers, c.hidden,
-      convolutions > 0 ? format(" (%ld of them short convolutions)", convolutions).c_str() : "", c.heads, c.kv_heads,
-      c.head_dim, c.mlp, c.vocab, c.tied ? " (tied)" : "", c.window ? format(", window %ld", c.window).c_str() : "",
+      c.family, human_count(static_cast<double>(parameter_count(c))), c.layers, c.hidden,
+      convolutions > 0 ? format(" (%ld of them short convolutions)", convolutions) : "", c.heads, c.kv_heads,
+      c.head_dim, c.mlp, c.vocab, c.tied ? " (tied)" : "", c.window ? format(", window %ld", c.window) : "",
       c.root.empty() ? "" : "; text model of a multimodal checkpoint; the other tensors stay unchanged");
 }
 

@@ -101,9 +101,8 @@ Check one_of(std::vector<std::string> choices) {
 Check between(double least, double most) {
   return [=](const std::string& text) {
     const auto value = number(text);
-    return value && least <= *value && *value <= most
-               ? ""
-               : format("%s is not between %.12g and %.12g", text.c_str(), least, most);
+    return value && least <= *value && *value <= most ? ""
+                                                      : format("%s is not between %.12g and %.12g", text, least, most);
   };
 }
 

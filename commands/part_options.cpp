@@ -102,12 +102,11 @@ void PartOptions::choose(Config& c) const {
 std::string describe_trained(const Config& c) {
   const Index trained = trained_count(c), all = parameter_count(c);
   if (!c.trained) return "";
-  return format(
-      "%s of %s parameters are trained%s", human_count(static_cast<double>(trained)).c_str(),
-      human_count(static_cast<double>(all)).c_str(),
-      c.adapters.empty()
-          ? ""
-          : format(", adapters of %s", counted(static_cast<Index>(c.adapters.size()), "linear layer").c_str()).c_str());
+  return format("%s of %s parameters are trained%s", human_count(static_cast<double>(trained)),
+                human_count(static_cast<double>(all)),
+                c.adapters.empty()
+                    ? ""
+                    : format(", adapters of %s", counted(static_cast<Index>(c.adapters.size()), "linear layer")));
 }
 
 void ModelSource::add_to(OptionTable& options) {

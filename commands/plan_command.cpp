@@ -123,9 +123,9 @@ class PlanCommand : public Command {
   void introduce() {
     const std::string trained = describe_trained(settings.config);
     const bool on_gpu = settings.device == DeviceKind::cuda;
-    print("%s\n%s%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
-          trained.c_str(), Escape{trained.empty() ? "" : "\n"}, device.dtype.c_str(), on_gpu ? "GPU" : "CPU",
-          device.optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(), objectives.objective.c_str());
+    print("%s\n%s%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config), trained,
+          Escape{trained.empty() ? "" : "\n"}, device.dtype, on_gpu ? "GPU" : "CPU", device.optimizer,
+          counted(micro_batches, "micro-batch"), objectives.objective);
     result = {{"config", config_to_json(settings.config)},
               {"device", on_gpu ? "cuda" : "cpu"},
               {"dtype", device.dtype},
@@ -135,8 +135,8 @@ class PlanCommand : public Command {
               {"name", model.model},
               {"accumulate", micro_batches}};
     if (ranks.ranks == 1) return;
-    print("Rank 0 of %ld: %s at a time, %s each\n\n", ranks.ranks,
-          counted(settings.ranks.streams(), "token stream").c_str(), counted(ranks.sequence_ranks, "rank").c_str());
+    print("Rank 0 of %ld: %s at a time, %s each\n\n", ranks.ranks, counted(settings.ranks.streams(), "token stream"),
+          counted(ranks.sequence_ranks, "rank"));
     result["ranks"] = ranks.ranks, result["sequence_ranks"] = ranks.sequence_ranks, result["shard"] = ranks.sharded;
   }
 
@@ -175,7 +175,7 @@ class PlanCommand : public Command {
   Schedule schedule(Mode mode, Index rows) const { return schedule_for(mode, settings, rows, chunk); }
 
   void usage(Index rows) {
-    print("Peak memory and work of a step on a stream of %ld tokens%s:\n\n", rows, shared_out(rows).c_str());
+    print("Peak memory and work of a step on a stream of %ld tokens%s:\n\n", rows, shared_out(rows));
     std::vector<std::string> header = {""};
     std::vector<Usage> usages;
     const auto column = [&](const char* name, Mode mode) {
@@ -211,7 +211,7 @@ class PlanCommand : public Command {
     add("predicted time", [&](const Usage& u) { return human_seconds(seconds(u).total()); });
     table.print();
     const Schedule stream = schedule(Mode::stream, rows);
-    print("\n(stream: chunks of %ld rows%s, logits of %ld rows)\n", stream.chunk, in_blocks(stream.block).c_str(),
+    print("\n(stream: chunks of %ld rows%s, logits of %ld rows)\n", stream.chunk, in_blocks(stream.block),
           stream.head_chunk);
     print("(chunked-loss: checkpointing of whole layers, with such logits, as in other trainers)\n");
     print_prediction(header.back(), seconds(usages.back()));
@@ -254,12 +254,12 @@ class PlanCommand : public Command {
     if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", measured.link / 1e9);
     if (given_rates.are_assumed(settings.device))
       text += "; the rates are assumed, those of an H100: give measured ones with --rates";
-    print("(predicted time of %s: %s)\n", step.c_str(), text.c_str());
+    print("(predicted time of %s: %s)\n", step, text);
   }
 
   // False: no stream fits.
   bool longest(const Capacity& room) {
-    print("Longest token stream in %s%s:\n\n", human_bytes(room.near).c_str(), far_room(room).c_str());
+    print("Longest token stream in %s%s:\n\n", human_bytes(room.near), far_room(room));
     std::vector<std::string> header = {"mode", "tokens", "peak", "FLOPs", "predicted"};
     if (room.far > 0) header.insert(header.begin() + 3, "far");
     if (documents > 1) header.push_back("of each document");
@@ -286,7 +286,7 @@ class PlanCommand : public Command {
       table.add(row);
     }
     table.print();
-    print("\n(stream: chunks of %ld rows%s%s)\n", chunk, blocks.c_str(), far_part(stream).c_str());
+    print("\n(stream: chunks of %ld rows%s%s)\n", chunk, blocks, far_part(stream));
     print("(chunked-loss: checkpointing of whole layers, logits in chunks, as in other trainers)\n");
     return result["longest"]["stream"] > 0;
   }
@@ -301,16 +301,15 @@ class PlanCommand : public Command {
       print_error(
           "streambp: a step on %ld tokens needs at least %s%s, more than the %s%s allowed; use %smore --memory%s "
           "or a shorter --length\n",
-          length, human_bytes(least.peak),
-          least.far > 0 ? format(" and %s of far memory", human_bytes(least.far).c_str()) : "", human_bytes(room.near),
-          far_room(room), budget.remedy(), room.far > 0 ? ", more --far-memory" : "");
+          length, human_bytes(least.peak), least.far > 0 ? format(" and %s of far memory", human_bytes(least.far)) : "",
+          human_bytes(room.near), far_room(room), budget.remedy(), room.far > 0 ? ", more --far-memory" : "");
       return false;
     }
     settings.places = found.places, fastest = found;
     const std::string parts = describe(found.kept, settings.config);
     result["chunk"] = chunk = found.chunk, result["block"] = found.block, result["kept"] = parts;
-    print("Fastest in %s%s: chunks of %ld rows%s%s\nkept beside layer inputs: %s\n\n", human_bytes(room.near).c_str(),
-          far_room(room).c_str(), chunk, in_blocks(found.block).c_str(), far_part(found.usage).c_str(), parts.c_str());
+    print("Fastest in %s%s: chunks of %ld rows%s%s\nkept beside layer inputs: %s\n\n", human_bytes(room.near),
+          far_room(room), chunk, in_blocks(found.block), far_part(found.usage), parts);
     return true;
   }
 
@@ -349,8 +348,7 @@ class PlanCommand : public Command {
 
   static std::string far_room(const Capacity& room) {
     if (room.far == 0) return "";
-    return room.far == Plan::kUnlimited ? " and far memory"
-                                        : format(" and %s of far memory", human_bytes(room.far).c_str());
+    return room.far == Plan::kUnlimited ? " and far memory" : format(" and %s of far memory", human_bytes(room.far));
   }
   static std::string far_part(const Usage& u) { return u.far > 0 ? "; far: " + describe_far(u.far_by_kind) : ""; }
 

@@ -22,7 +22,7 @@ void write_sweep(const std::string& file, const Planned& planned) {
   }
   sweep["chunk"] = chunk;
   write_results(file, std::move(sweep));
-  print("\nThe curve is in %s; scripts/plot.py draws it.\n", file.c_str());
+  print("\nThe curve is in %s; scripts/plot.py draws it.\n", file);
 }
 
 namespace {
@@ -97,7 +97,7 @@ void write_timeline(const std::string& file, Index rows, const Planned& planned,
   page["walks"][selected]["selected"] = true;
   const std::string named = answers.at("name"), model = named.empty() ? "a " + c.family + " model" : named;
   write_page(file, "One step of " + model + ": StreamBP, played", {"walk.js", "step.js"}, page);
-  print("\nThe step is in %s; open it in a browser.\n", file.c_str());
+  print("\nThe step is in %s; open it in a browser.\n", file);
 }
 
 }  // namespace streambp

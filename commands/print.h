@@ -34,22 +34,22 @@ inline std::string on_one_line(std::string_view text) {
 
 // Our own commands to the terminal and line breaks, printed as they are.
 struct Escape {
-  const char* text;
+  std::string text;
 };
 
 namespace printing {
 inline const char* argument(const std::string& text) { return text.c_str(); }
-inline const char* argument(const Escape& escape) { return escape.text; }
+inline const char* argument(const char* text) { return text; }
+inline const char* argument(const Escape& escape) { return escape.text.c_str(); }
 template <class V>
 requires std::is_arithmetic_v<V> V argument(V value) { return value; }
 
 template <class V>
 auto cleaned(const V& value) {
-  if constexpr (std::is_convertible_v<V, std::string_view>) {
-    return on_one_line(value);
-  } else {
+  if constexpr (std::is_arithmetic_v<V> || std::is_same_v<V, Escape>)
     return value;
-  }
+  else
+    return on_one_line(std::string(value));
 }
 }  // namespace printing
 

@@ -80,7 +80,7 @@ class StepProgress {
     if (flops_ == 0) flops_ = flops_of_step_();
     const double done = std::min(device_.flops() / flops_, 0.999);
     const std::string left = done < 0.01 ? "" : ", about " + human_seconds(seconds * (1 / done - 1)) + " left";
-    print("%s%s: %.0f%% done%s%s", fresh_line(), name_.c_str(), std::floor(100 * done), left.c_str(),
+    print("%s%s: %.0f%% done%s%s", fresh_line(), name_, std::floor(100 * done), left,
           Escape{on_terminal() ? "" : "\n"});
     std::fflush(stdout);
   }

@@ -14,9 +14,10 @@
 namespace streambp {
 
 template <class... Values>
-std::string format(const char* pattern, Values... values) {
-  std::string text(static_cast<std::size_t>(std::snprintf(nullptr, 0, pattern, values...)), '\0');
-  std::snprintf(text.data(), text.size() + 1, pattern, values...);
+std::string format(const char* pattern, const Values&... values) {
+  const int size = std::snprintf(nullptr, 0, pattern, printing::argument(values)...);
+  std::string text(static_cast<std::size_t>(size), '\0');
+  std::snprintf(text.data(), text.size() + 1, pattern, printing::argument(values)...);
   return text;
 }
 
@@ -81,7 +82,7 @@ class TextTable {
         const bool is_text = i == 0 || (i + 1 == row.size() && last == Last::text);
         line += (i > 0 ? "  " : "") + (is_text ? row[i] + space : space + row[i]);
       }
-      streambp::print("%s\n", line.substr(0, line.find_last_not_of(' ') + 1).c_str());
+      streambp::print("%s\n", line.substr(0, line.find_last_not_of(' ') + 1));
     }
   }
 

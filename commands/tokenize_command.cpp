@@ -68,16 +68,15 @@ class TokenizeCommand : public Command {
     }
     const auto tokens = static_cast<double>(file.token_count()), learned = static_cast<double>(file.learned_count());
     const char* unit = kDataUnits[static_cast<int>(file.kind())];
-    print("%s: %s, %s, %ld of them in the loss (%.1f%%), the longest %s %s\n", out.c_str(),
-          counted(units, unit).c_str(), counted(file.token_count(), "token").c_str(), file.learned_count(),
-          100 * learned / tokens, unit, counted(file.longest_together(), "token").c_str());
-    print("%s tokens/s on %s\n", human_count(tokens / seconds).c_str(),
-          counted(omp_get_max_threads(), "thread").c_str());
+    print("%s: %s, %s, %ld of them in the loss (%.1f%%), the longest %s %s\n", out, counted(units, unit),
+          counted(file.token_count(), "token"), file.learned_count(), 100 * learned / tokens, unit,
+          counted(file.longest_together(), "token"));
+    print("%s tokens/s on %s\n", human_count(tokens / seconds), counted(omp_get_max_threads(), "thread"));
     for (const TokenPart& part : file.parts)
-      print("%s: %s%s\n", part.name.c_str(), counted(part.documents / file.together(), unit).c_str(),
-            part.form.empty() ? "" : (" with " + part.form).c_str());
-    for (const std::string& text : DataChecks(file, model, data_options).warnings()) print("%s\n", text.c_str());
-    if (const std::string skipped = file.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
+      print("%s: %s%s\n", part.name, counted(part.documents / file.together(), unit),
+            part.form.empty() ? "" : (" with " + part.form));
+    for (const std::string& text : DataChecks(file, model, data_options).warnings()) print("%s\n", text);
+    if (const std::string skipped = file.skipped(); !skipped.empty()) print("%s\n", skipped);
   }
 
   // A document as JSON: its text, the learned parts of it as [begin, end) in bytes, and its tokens.
@@ -106,8 +105,8 @@ class TokenizeCommand : public Command {
     const std::string what = file.preferences() ? format(", %s", i % 2 ? "rejected" : "chosen")
                              : file.groups()    ? format(", advantage %.3f", file.advantage(i).scaled)
                                                 : "";
-    print("--- %s %ld%s, %s ---\n", kDataUnits[static_cast<int>(file.kind())], i / file.together() + 1, what.c_str(),
-          counted(file.length(i), "token").c_str());
+    print("--- %s %ld%s, %s ---\n", kDataUnits[static_cast<int>(file.kind())], i / file.together() + 1, what,
+          counted(file.length(i), "token"));
     for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
       while (end < tokens.size() && learn[end] == learn[begin]) ++end;
       const Escape none{""}, open{terminal ? "\033[30;42m" : "⟦"}, close{terminal ? "\033[0m" : "⟧"};
@@ -116,7 +115,7 @@ class TokenizeCommand : public Command {
         const bool special = terminal && tokenizer.special(tokens[t]);
         while (next < end && (terminal && tokenizer.special(tokens[next])) == special) ++next;
         const std::string text = without_controls(tokenizer.decode(tokens.subspan(t, next - t)));
-        print("%s%s%s", Escape{special ? "\033[34m" : ""}, Escape{text.c_str()}, Escape{special ? "\033[39m" : ""});
+        print("%s%s%s", Escape{special ? "\033[34m" : ""}, Escape{text}, Escape{special ? "\033[39m" : ""});
       }
       print("%s", learn[begin] ? close : none);
     }

@@ -190,8 +190,7 @@ void TrainMemory::refuse(Index rows) const {
   const Fit least = this->least(s, rows);
   const Capacity room = budget();
   const std::string there = human_bytes(room.near) + (is_bounded() ? " are allowed by --memory" : " are free"),
-                    needs =
-                        format("a step on %ld tokens needs at least %s", rows, human_bytes(least.usage.peak).c_str()),
+                    needs = format("a step on %ld tokens needs at least %s", rows, human_bytes(least.usage.peak)),
                     remedy = (is_bounded() ? "more --memory, " : "") + o_.budget.remedy();
   if (least.usage.peak > room.near) {
     const Index longest = longest_that_fits(s, mode_, allowed(exactly(least.chunk), {s.kept})).rows;

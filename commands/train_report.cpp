@@ -20,7 +20,7 @@ std::string shown(const Measures& measures) {
 // The corner points of the learning rate.
 std::string describe_rate(const OptimizerSettings& s, const std::string& schedule) {
   std::string text = format("%g", s.rate);
-  if (s.warmup > 0) text += format(" after %s of warm-up", counted(std::min(s.warmup, s.steps), "step").c_str());
+  if (s.warmup > 0) text += format(" after %s of warm-up", counted(std::min(s.warmup, s.steps), "step"));
   const Index full = last_full_rate(s);
   if (full >= s.steps) return text + (s.schedule == RateSchedule::constant ? ", then constant" : "");
   if (s.schedule == RateSchedule::wsd) text += format(", constant until step %ld", full);
@@ -98,40 +98,39 @@ void TrainReport::begin(Index first_step) {
   const StepSettings& s = run_.settings;
   std::string chunked = o.mode == "stream" ? format(", chunks of %ld rows", run_.schedule.chunk) : "";
   if (run_.schedule.block > 0) chunked += format(" in blocks of %ld", run_.schedule.block);
-  print("model    %s\n", describe(s.config).c_str());
-  if (const std::string part = describe_trained(s.config); !part.empty()) print("trained  %s\n", part.c_str());
-  print("data     %s\n", run_.source.description.c_str());
-  for (const std::string& part : task_.parts) print("         %s\n", part.c_str());
+  print("model    %s\n", describe(s.config));
+  if (const std::string part = describe_trained(s.config); !part.empty()) print("trained  %s\n", part);
+  print("data     %s\n", run_.source.description);
+  for (const std::string& part : task_.parts) print("         %s\n", part);
   if (!task_.first_learned.empty()) print("learns   to write, in its first document: %s\n", task_.first_learned);
   if (const std::string& program = o.grpo.program; !program.empty())
     print("reward   by the command %s\n", RewardProgram::shown(program, program.size()));
   print("steps    %ld, of %s%ld tokens in %s, in streams of up to %ld\n", run_.optimizer.steps,
-        run_.documents ? "about " : "", run_.tokens_per_step(), counted(run_.micro_batches, "micro-batch").c_str(),
+        run_.documents ? "about " : "", run_.tokens_per_step(), counted(run_.micro_batches, "micro-batch"),
         run_.rows());
-  print("rate     %s\n", describe_rate(run_.optimizer, o.schedule).c_str());
-  print("memory   %s, planned: mode %s%s\n", human_bytes(run_.memory.near).c_str(), o.mode.c_str(), chunked.c_str());
+  print("rate     %s\n", describe_rate(run_.optimizer, o.schedule));
+  print("memory   %s, planned: mode %s%s\n", human_bytes(run_.memory.near), o.mode, chunked);
   if (o.mode == "stream") {
     const std::string parts = describe(run_.schedule.kept, s.config);
     const std::string plain = " (a step that keeps inputs only needs " + human_bytes(task_.plain_memory) + ")";
     print("kept     layer inputs%s\n", parts == "nothing" ? "" : "; " + parts + plain);
   }
   if (run_.memory.far > 0) {
-    print("far      %s in %s\n", describe_far(plan(s, run_.rows(), run_.schedule).far_by_kind).c_str(),
-          o.budget.far_place(s.device).c_str());
+    print("far      %s in %s\n", describe_far(plan(s, run_.rows(), run_.schedule).far_by_kind),
+          o.budget.far_place(s.device));
   }
   print("machine  %s, %s, matmul at %.0f GFLOP/s; \"%% matmul\" of a step is its share of that\n",
         device_name(s.device), name(s.dtype), machine_rate_ / 1e9);
   if (const Ranks& r = s.ranks; r.all.size > 1) {
-    print("ranks    %ld: %s at a time, %s each\n", r.all.size, counted(r.streams(), "token stream").c_str(),
-          counted(r.sequence.size, "rank").c_str());
+    print("ranks    %ld: %s at a time, %s each\n", r.all.size, counted(r.streams(), "token stream"),
+          counted(r.sequence.size, "rank"));
   }
   const bool alone = s.device == DeviceKind::cuda && s.ranks.all.size == 1 && !process_library().empty();
   if (const Index gpus = alone ? gpus_for_ranks() : 0; gpus > 1)
     note(format("%ld GPUs can be used; mpirun -n %ld streambp train ... uses all of them", gpus, gpus));
   for (const std::string& text : task_.notes) note(text);
   for (const fs::path& path : directory_.incomplete()) note("skipped " + path.string() + ": a part of it is missing");
-  print("output   %s%s\n\n", directory_.path().c_str(),
-        first_step > 0 ? format(", resumed after step %ld", first_step).c_str() : "");
+  print("output   %s%s\n\n", directory_.path(), first_step > 0 ? format(", resumed after step %ld", first_step) : "");
   if (first_step >= run_.last_step())
     print("nothing to do: the run is at step %ld of %ld\n", first_step, run_.optimizer.steps);
   std::fflush(stdout);
@@ -177,9 +176,9 @@ void TrainReport::step(const StepReport& report) {
   const auto left =
       static_cast<Index>(elapsed / static_cast<double>(step - first_step_) * static_cast<double>(last - step));
   print("%s%*ld/%ld%s  loss %.4f%s  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s", fresh_line(),
-        static_cast<int>(std::to_string(last).size()), step, last, epoch_at(step).c_str(), result.measures.loss,
-        shown(result.measures).c_str(), result.gradient.norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
-        human_bytes(device.arena.peak()).c_str(), left / 60, left % 60, Escape{lasting ? "\n" : ""});
+        static_cast<int>(std::to_string(last).size()), step, last, epoch_at(step), result.measures.loss,
+        shown(result.measures), result.gradient.norm, human_count(tokens_per_second), 100 * utilisation,
+        human_bytes(device.arena.peak()), left / 60, left % 60, Escape{lasting ? "\n" : ""});
   std::fflush(stdout);
 }
 
@@ -198,7 +197,7 @@ void TrainReport::check_round(Index step, const Measures& measures) {
     note(
         format("warning: in the %s the completions of each prompt have the same reward, so the model learns nothing "
                "from it; check the rewards, or use easier or harder prompts or a larger --group",
-               step == 1 ? "first round" : format("last %ld rounds", several).c_str()));
+               step == 1 ? "first round" : format("last %ld rounds", several)));
   if (step == 1 && measures.others.at("stopped") == 0)
     note(format("warning: all completions of the first round were cut off at %ld tokens; use a larger --completion",
                 run_.grpo->completion()));
@@ -238,8 +237,7 @@ void TrainReport::saved(Index step, const fs::path& checkpoint) {
   write_page();
   if (step != run_.last_step()) return;
   const fs::path last = directory_.path() / "last";
-  print("saved    %s%s\n", checkpoint.c_str(),
-        without_link(last) == checkpoint ? (", which is " + last.string()).c_str() : "");
+  print("saved    %s%s\n", checkpoint, without_link(last) == checkpoint ? (", which is " + last.string()) : "");
 }
 
 void TrainReport::end() {
@@ -248,13 +246,13 @@ void TrainReport::end() {
   const char* what = options_.online_grpo() ? "reward" : "loss";
   const auto shown = [&](double loss) { return format("%s %.4f", what, options_.online_grpo() ? -loss : loss); };
   const fs::path link = directory_.path() / "best";
-  print("best     %s, held-out %s%s\n", best.path.c_str(), shown(best.loss).c_str(),
-        without_link(link) == best.path ? (", which is " + link.string()).c_str() : "");
+  print("best     %s, held-out %s%s\n", best.path, shown(best.loss),
+        without_link(link) == best.path ? (", which is " + link.string()) : "");
   if (lowest.loss < best.loss)
     note(format("after step %ld it was %s, but that is no checkpoint: see --checkpoint-every", lowest.step,
-                shown(lowest.loss).c_str()));
+                shown(lowest.loss)));
 }
 
-void TrainReport::note(const std::string& text) { print("%snote     %s\n", fresh_line(), text.c_str()); }
+void TrainReport::note(const std::string& text) { print("%snote     %s\n", fresh_line(), text); }
 
 }  // namespace streambp

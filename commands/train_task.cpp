@@ -161,7 +161,7 @@ class Preparation {
     const Index tokens = file.token_count(), learned = file.learned_count();
     std::string text = file.parts.size() == 1 ? shown(file.parts[0]) : counted(std::ssize(file.parts), "part");
     text += format(": %s of %ld tokens in all, %ld in the loss (%.1f%%), the longest %ld",
-                   counted(file.documents() / file.together(), unit).c_str(), tokens, learned,
+                   counted(file.documents() / file.together(), unit), tokens, learned,
                    100 * static_cast<double>(learned) / static_cast<double>(tokens), file.longest_together());
     if (run.documents->left_out > 0) text += format("; %ld have no targets within --length", run.documents->left_out);
     constexpr const char* done[] = {"split", "truncated", "dropped"};  // in the order of TooLong
@@ -214,8 +214,8 @@ class Preparation {
     given ? choose_rounds(config, o.grpo.completion) : choose_completions(config);
     choose_steps([&](double epochs) { return epochs * static_cast<double>(run.grpo->steps_per_epoch()); });
     run.source.description =
-        format("%s, %ld with %s of up to %ld tokens each in a round", counted(run.grpo->prompts(), "prompt").c_str(),
-               o.grpo.prompts, counted(o.grpo.group, "completion").c_str(), run.grpo->completion());
+        format("%s, %ld with %s of up to %ld tokens each in a round", counted(run.grpo->prompts(), "prompt"),
+               o.grpo.prompts, counted(o.grpo.group, "completion"), run.grpo->completion());
     run.source.fingerprint = run.grpo->fingerprint;
   }
 

@@ -190,15 +190,13 @@ class VerifyCommand : public Command {
     const std::string weights = input_.weights.empty() ? "random weights" : "weights of " + input_.weights.string();
     const auto documents = static_cast<Index>(input_.batch.documents().size());
     const std::string trained = describe_trained(input_.config);
-    print("%s, %s\n%s%s%s on %s, %s in %s, %s, objective %s\n\n", describe(input_.config).c_str(), weights.c_str(),
-          trained.c_str(), Escape{trained.empty() ? "" : "\n"}, name(settings_.dtype),
-          device_name(settings_.device).c_str(), counted(input_.batch.size(), "token").c_str(),
-          counted(documents, "document").c_str(), counted(input_.batch.target_count(), "target").c_str(),
-          input_.objectives.objective.c_str());
+    print("%s, %s\n%s%s%s on %s, %s in %s, %s, objective %s\n\n", describe(input_.config), weights, trained,
+          Escape{trained.empty() ? "" : "\n"}, name(settings_.dtype), device_name(settings_.device),
+          counted(input_.batch.size(), "token"), counted(documents, "document"),
+          counted(input_.batch.target_count(), "target"), input_.objectives.objective);
     std::fflush(stdout);
-    what_ =
-        format("%s, %s, %s, %s, objective %s", describe(input_.config).c_str(), weights.c_str(), name(settings_.dtype),
-               counted(input_.batch.size(), "token").c_str(), input_.objectives.objective.c_str());
+    what_ = format("%s, %s, %s, %s, objective %s", describe(input_.config), weights, name(settings_.dtype),
+                   counted(input_.batch.size(), "token"), input_.objectives.objective);
     json_ = {{"config", config_to_json(input_.config)},
              {"dtype", name(settings_.dtype)},
              {"objective", input_.objectives.objective},
@@ -292,18 +290,17 @@ class VerifyCommand : public Command {
       print("Exact: the float64 gradient differs from the oracle's by %.1e (limit %.0e).\n", oracle_error_->relative,
             kExact);
     }
-    for (const std::string& problem : problems_) print("FAILED: %s.\n", problem.c_str());
+    for (const std::string& problem : problems_) print("FAILED: %s.\n", problem);
     if (problems_.empty()) {
       const std::string fingerprint = format("%016lx", first_->gradient.fingerprint());
       json_["fingerprint"] = fingerprint;
       const Ranks& ranks = settings_.ranks;
       const std::string where =
-          ranks.all.size == 1
-              ? "in all modes"
-              : format("on %ld ranks (%s, %s each) as in one process, in all modes", ranks.all.size,
-                       counted(ranks.streams(), "stream").c_str(), counted(ranks.sequence.size, "rank").c_str());
-      print("Verified: every bit of the gradient is the same %s. Fingerprint: %s%s\n", where.c_str(),
-            fingerprint.c_str(), settings_.device == DeviceKind::cpu ? ", on any CPU." : ".");
+          ranks.all.size == 1 ? "in all modes"
+                              : format("on %ld ranks (%s, %s each) as in one process, in all modes", ranks.all.size,
+                                       counted(ranks.streams(), "stream"), counted(ranks.sequence.size, "rank"));
+      print("Verified: every bit of the gradient is the same %s. Fingerprint: %s%s\n", where, fingerprint,
+            settings_.device == DeviceKind::cpu ? ", on any CPU." : ".");
     }
     json_["verified"] = problems_.empty(), json_["problems"] = problems_;
     for (const Difference& d : first_->gradient.differences(truth_->gradient).all())
