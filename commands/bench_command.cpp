@@ -26,7 +26,7 @@ constexpr const char* kBenchDescription =
 
 class BenchCommand : public Command {
  public:
-  explicit BenchCommand(CLI::App& app) : options(app, "bench", kBenchDescription, [this] { run(); }) {
+  explicit BenchCommand(CLI::App& app) : Command(app, "bench", kBenchDescription) {
     model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
     device.add_to(options, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::optional);
     ranks.add_to(options);
@@ -70,7 +70,7 @@ class BenchCommand : public Command {
     }
   };
 
-  void run() {
+  void run() override {
     memory.check();
     options.only({"--chunk", "--keep", "--memory"}, wanted(Mode::stream), " is for stream mode");
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
@@ -221,7 +221,7 @@ class BenchCommand : public Command {
   double run_once(Engine& engine, const std::vector<Batch>& batches, const Schedule& schedule) {
     engine.device().reset_work();
     engine.synchronize();
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     if (settings.optimizer == OptimizerKind::none) {
       engine.release_gradient();
       engine.accumulate(batches, schedule);
@@ -229,9 +229,8 @@ class BenchCommand : public Command {
       engine.step(batches, schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++steps);
     }
     engine.synchronize();
-    const auto microseconds =
-        std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
-    return static_cast<double>(largest_of_ranks(microseconds.count())) * 1e-6;  // all ranks measure the same
+    const auto microseconds = static_cast<Index>(1e6 * watch.seconds());
+    return static_cast<double>(largest_of_ranks(microseconds)) * 1e-6;  // all ranks measure the same
   }
 
   Batch random_document() const {
@@ -367,7 +366,6 @@ class BenchCommand : public Command {
     table.print();
   }
 
-  OptionTable options;
   ModelOptions model;
   DeviceOptions device;
   RankOptions ranks;

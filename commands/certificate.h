@@ -2,7 +2,7 @@
 #pragma once
 
 #include "commands/page.h"
-#include "commands/verify_input.h"
+#include "commands/verify_options.h"
 #include "data/files/tokenizer_file.h"
 #include "referee/certificate.h"
 
@@ -74,12 +74,11 @@ inline bool print_certificate(const std::string& which, const VerifyInput& input
   bool all_hold = true;
   for (const Certificate::Line& line : Certificate::lines()) {
     if (which != "quick" && which != "full" && which != line.name) continue;
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     std::string what;
     show_work(line.name);
     const Certificate::Result result = certificate.compare(line, what);
     show_work("");
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     print("%-13s %s: %s\n", line.name, what, text_of(result));
     std::fflush(stdout);
     const bool ran = result.verdict != Certificate::Verdict::not_run,
@@ -88,7 +87,7 @@ inline bool print_certificate(const std::string& which, const VerifyInput& input
                                    {"what", what},
                                    {"result", text_of(result)},
                                    {"holds", ran ? Json(holds) : Json(nullptr)},
-                                   {"seconds", seconds},
+                                   {"seconds", watch.seconds()},
                                    {"command", command + " --certificate " + line.name}});
     all_hold &= holds;
   }

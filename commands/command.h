@@ -3,14 +3,17 @@
 
 #include <memory>
 
-namespace CLI {
-class App;
-}
+#include "commands/option_table.h"
 
 namespace streambp {
 
 struct Command {
+  Command(CLI::App& app, const char* name, const char* description)
+      : options(app, name, description, [this] { run(); }) {}
   virtual ~Command() = default;
+  virtual void run() = 0;
+
+  OptionTable options;
   int exit_code = 0;               // of the program, once the command has run
   bool results_are_saved = false;  // in files, so that a console that fails loses nothing
 };

@@ -3,8 +3,6 @@
 
 #include <unistd.h>
 
-#include <cstdio>
-#include <string>
 #include <vector>
 
 #include "commands/print.h"

@@ -22,7 +22,7 @@ constexpr const char* kEvalDescription =
 
 class EvalCommand : public Command {
  public:
-  explicit EvalCommand(CLI::App& app) : options(app, "eval", kEvalDescription, [this] { run(); }) {
+  explicit EvalCommand(CLI::App& app) : Command(app, "eval", kEvalDescription) {
     source.add_to(options);
     options.add("--data", &data, "Data: files and folders");
     options.require("--data");
@@ -64,7 +64,7 @@ class EvalCommand : public Command {
 
   static constexpr Index kFirstBucket = 128;  // tokens of context; every further bucket ends at twice the context
 
-  void run() {
+  void run() override {
     source.resolve();
     config = source.config();
     model = source.model;
@@ -197,7 +197,6 @@ class EvalCommand : public Command {
     by_position.print();
   }
 
-  OptionTable options;
   ModelSource source;
   std::string model, json_file;
   std::vector<std::string> data;

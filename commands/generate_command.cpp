@@ -1,7 +1,4 @@
 // streambp generate: completions of prompts, or a chat.
-#include <iostream>
-#include <numeric>
-#include <optional>
 
 #include "commands/chat.h"
 #include "commands/chat_options.h"
@@ -28,7 +25,7 @@ constexpr const char* kGenerateDescription =
 
 class GenerateCommand : public Command {
  public:
-  explicit GenerateCommand(CLI::App& app) : options(app, "generate", kGenerateDescription, [this] { run(); }) {
+  explicit GenerateCommand(CLI::App& app) : Command(app, "generate", kGenerateDescription) {
     source.add_to(options);
     device.add_to(options, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::none);
     device.optimizer = "none";
@@ -69,7 +66,7 @@ class GenerateCommand : public Command {
   }
 
  private:
-  void run() {
+  void run() override {
     if (json_file.empty()) signal(SIGPIPE, SIG_DFL);  // stop when the reader does
     source.resolve();
     config = source.config();
@@ -246,12 +243,11 @@ class GenerateCommand : public Command {
   template <class F>
   void with_generator(const GenerationShape& shape, F&& f) {
     const auto engine = make_engine(step, 0, memory(shape));
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     const std::size_t bytes = engine->load(model, source.adapter);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (stats)
       print_error("[loaded %s of weights at %.1f GB/s]\n", human_bytes(bytes),
-                  static_cast<double>(bytes) / seconds * 1e-9);
+                  static_cast<double>(bytes) / watch.seconds() * 1e-9);
     f(*engine->generator(shape));
   }
 
@@ -303,9 +299,8 @@ class GenerateCommand : public Command {
   // --- Speed ---
 
   void report(const GenerationTime& watch) const {
-    const double all = watch.seconds(watch.start, watch.end), after = watch.seconds(watch.first, watch.end);
-    std::string line = format("[%ld tokens in %.2f s, the first after %.2f s", watch.tokens, all,
-                              watch.seconds(watch.start, watch.first));
+    const double after = watch.all - watch.first;
+    std::string line = format("[%ld tokens in %.2f s, the first after %.2f s", watch.tokens, watch.all, watch.first);
     if (watch.tokens > 1 && watch.steps > 0) {
       line += format("; then %.1f tokens/s", static_cast<double>(watch.tokens - 1) / after);
       if (stats) {
@@ -330,7 +325,6 @@ class GenerateCommand : public Command {
     return (static_cast<double>(numbers) - quantised) * (step.dtype == DType::bf16 ? 2 : 4) + 0.52 * quantised;
   }
 
-  OptionTable options;
   ModelSource source;
   std::string model, prompt_file, system, tools_file, json_file;
   ChatOptions chat;

@@ -1,9 +1,6 @@
 // Options for memory: how much a step may use, and what it keeps in far memory.
 #pragma once
 
-#include <map>
-#include <optional>
-
 #include "commands/option_table.h"
 #include "commands/text.h"
 #include "parallel/processes.h"
@@ -144,7 +141,6 @@ struct MemoryOptions {
   std::string memory, far_memory, directory, block;
   std::vector<std::string> keep;
 
-  static constexpr const char* kFlags[] = {"--memory", "--far-memory", "--keep", "--block-rows"};
   void add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory) {
     options_ = &options;
     options.add("--memory", &memory, help_of_memory, checks::memory());

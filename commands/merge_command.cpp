@@ -1,11 +1,10 @@
 // streambp merge: adapters become part of a whole model.
-#include <random>
 
 #include "commands/command.h"
 #include "commands/part_options.h"
 #include "data/files/checkpoint.h"
-#include "data/files/file_key.h"
-#include "training/merge.h"
+#include "data/files/hash.h"
+#include "data/files/merge.h"
 
 namespace streambp {
 namespace {
@@ -20,7 +19,7 @@ constexpr const char* kMergeDescription =
 
 class MergeCommand : public Command {
  public:
-  explicit MergeCommand(CLI::App& app) : options(app, "merge", kMergeDescription, [this] { run(); }) {
+  explicit MergeCommand(CLI::App& app) : Command(app, "merge", kMergeDescription) {
     source.add_to(options);
     options.require("--adapter");
     options.add("--out", &out, "The model directory to write; it must not exist");
@@ -31,7 +30,7 @@ class MergeCommand : public Command {
   }
 
  private:
-  void run() {
+  void run() override {
     fs::path directory = fs::path(out).lexically_normal();
     if (!directory.has_filename()) directory = directory.parent_path();  // "merged/"
     const fs::path temporary = directory.string() + ".tmp-" + std::to_string(std::random_device()());
@@ -61,7 +60,6 @@ class MergeCommand : public Command {
             "copy the adapters alone to another directory to merge them all the same");
   }
 
-  OptionTable options;
   ModelSource source;
   std::string out, save_dtype = "same";
 };

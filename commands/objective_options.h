@@ -11,7 +11,7 @@ namespace streambp {
 
 struct ObjectiveOptions {
   std::string objective = "sft", mean = "", preference = "sigmoid";
-  double beta = 0.1, label_smoothing = 0, margin = 0.5, clip_low = 0.2, clip_high = 0.2, kl = 0;
+  Objective numbers;
 
   void add_to(OptionTable& options) {
     options_ = &options;
@@ -30,12 +30,13 @@ struct ObjectiveOptions {
         checks::one_of({"tokens", "documents", "length"}), "sft: tokens, grpo: documents");
     add("--preference", &preference, "dpo: loss of a pair: sigmoid, ipo, or simpo (which needs no reference model)",
         checks::one_of({"sigmoid", "ipo", "simpo"}));
-    add("--beta", &beta, "dpo: strength of the preference", checks::positive());
-    add("--label-smoothing", &label_smoothing, "dpo: assumed fraction of mislabelled pairs", checks::between(0, 0.5));
-    add("--margin", &margin, "dpo with simpo: target margin between the rewards", checks::not_negative());
-    add("--clip-low", &clip_low, "grpo: the policy ratio is clipped at 1 - this", checks::between(0, 1));
-    add("--clip-high", &clip_high, "grpo: the policy ratio is clipped at 1 + this", checks::not_negative());
-    add("--kl", &kl, "grpo: coefficient of the KL penalty against the reference model", checks::not_negative());
+    add("--beta", &numbers.beta, "dpo: strength of the preference", checks::positive());
+    add("--label-smoothing", &numbers.label_smoothing, "dpo: assumed fraction of mislabelled pairs",
+        checks::between(0, 0.5));
+    add("--margin", &numbers.margin, "dpo with simpo: target margin between the rewards", checks::not_negative());
+    add("--clip-low", &numbers.clip_low, "grpo: the policy ratio is clipped at 1 - this", checks::between(0, 1));
+    add("--clip-high", &numbers.clip_high, "grpo: the policy ratio is clipped at 1 + this", checks::not_negative());
+    add("--kl", &numbers.kl, "grpo: coefficient of the KL penalty against the reference model", checks::not_negative());
   }
 
   // Refuses options that have no effect with this objective.
@@ -68,13 +69,8 @@ struct ObjectiveOptions {
   // length: the divisor of --mean length.
   Objective settings(Index length) const {
     check();
-    Objective o{.length = length,
-                .beta = beta,
-                .label_smoothing = label_smoothing,
-                .margin = margin,
-                .clip_low = clip_low,
-                .clip_high = clip_high,
-                .kl = kl};
+    Objective o = numbers;
+    o.length = length;
     o.kind = objective == "dpo" ? ObjectiveKind::dpo : objective == "grpo" ? ObjectiveKind::grpo : ObjectiveKind::sft;
     const std::string chosen = !mean.empty() ? mean : objective == "grpo" ? "documents" : "tokens";
     o.mean = chosen == "tokens" ? Mean::tokens : chosen == "documents" ? Mean::documents : Mean::length;

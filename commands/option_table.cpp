@@ -1,8 +1,6 @@
 #include "commands/option_table.h"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
-#include <cmath>
 
 #include "commands/help.h"
 #include "commands/other_names.h"

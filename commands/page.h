@@ -2,14 +2,10 @@
 // may load nothing.
 #pragma once
 
-#include <algorithm>
-#include <fstream>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "data/files/files.h"
-#include "text/json.h"
 
 namespace streambp {
 
@@ -115,8 +111,7 @@ inline void write_page(const fs::path& path, const std::string& title, const std
          << allowed(style) << "; script-src " << policy << "\">\n"
          << "<meta name=viewport content=\"width=device-width, initial-scale=1\">\n<title>streambp</title>\n<style>"
          << style.text << "</style>\n<main><noscript>This page draws itself with JavaScript.</noscript></main>\n"
-         << "<script type=application/json id=data>"
-         << escaped(all.dump(-1, ' ', false, Json::error_handler_t::replace)) << "</script>\n"
+         << "<script type=application/json id=data>" << escaped(text_of(all)) << "</script>\n"
          << code << "</html>\n";
   });
 }

@@ -5,7 +5,7 @@
 #include "commands/text.h"
 #include "data/files/adapters.h"
 #include "data/files/checkpoint.h"
-#include "data/files/file_key.h"
+#include "data/files/hash.h"
 #include "training/blocks.h"
 
 namespace streambp {

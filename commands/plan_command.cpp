@@ -34,7 +34,7 @@ constexpr const char* kPlanDescription =
 
 class PlanCommand : public Command {
  public:
-  explicit PlanCommand(CLI::App& app) : options(app, "plan", kPlanDescription, [this] { run(); }) {
+  explicit PlanCommand(CLI::App& app) : Command(app, "plan", kPlanDescription) {
     model.add_to(options, "model", ModelOptions::Vocabulary::an_option);
     options.section("Step");
     options.add("--length", &length, "Tokens of a micro-batch's stream", checks::between(1, kLongestStream), "none");
@@ -71,7 +71,7 @@ class PlanCommand : public Command {
   }
 
  private:
-  void run() {
+  void run() override {
     complete();
     rates = given_rates.assumed(settings);
     measured = given_rates.measured(settings, room().far > 0 ? FarRate::measured : FarRate::assumed, budget.directory);
@@ -352,7 +352,6 @@ class PlanCommand : public Command {
   }
   static std::string far_part(const Usage& u) { return u.far > 0 ? "; far: " + describe_far(u.far_by_kind) : ""; }
 
-  OptionTable options;
   ModelOptions model;
   ObjectiveOptions objectives;
   PartOptions part;

@@ -1,9 +1,6 @@
 #include "commands/referee.h"
 
-#include <unistd.h>
 #include "commands/step_progress.h"
-
-#include <chrono>
 
 #include "commands/text.h"
 #include "data/files/results.h"
@@ -255,14 +252,13 @@ class Report {
 
 // Looks for a defect that explains a wrong gradient, for so many minutes.
 Verdict search(Referee& referee, Report& report, double minutes) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   int tried = 0;
   std::string last;
   bool in_time = true;
   const std::vector<Explanation> found = referee.explain([&](const std::string& defects, bool has_one) {
     show_work(defects.empty() ? "factors" : format("%d defects tried; now ", tried) + defects);
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-    in_time = passed.count() < 60 * (has_one ? std::min(minutes, kMoreMinutes) : minutes);
+    in_time = watch.seconds() < 60 * (has_one ? std::min(minutes, kMoreMinutes) : minutes);
     if (in_time && std::exchange(last, defects) != defects) ++tried;
     return in_time;
   });

@@ -1,11 +1,8 @@
 // Human-readable sizes and counts, and tables.
 #pragma once
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
-#include <string>
 #include <vector>
 
 #include "commands/print.h"

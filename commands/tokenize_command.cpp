@@ -3,7 +3,6 @@
 #include "commands/chat_options.h"
 #include "commands/command.h"
 #include "commands/display.h"
-#include "commands/option_table.h"
 #include "commands/step_progress.h"
 #include "commands/text.h"
 #include "data/documents/data_checks.h"
@@ -27,7 +26,7 @@ constexpr const char* kTokenizeDescription =
 
 class TokenizeCommand : public Command {
  public:
-  explicit TokenizeCommand(CLI::App& app) : options(app, "tokenize", kTokenizeDescription, [this] { run(); }) {
+  explicit TokenizeCommand(CLI::App& app) : Command(app, "tokenize", kTokenizeDescription) {
     options.add("--model", &model, "The model's directory, with its tokenizer.json");
     options.add("--data", &data, "Data: files and folders; to mix them by weight in training: a.jsonl:0.7 b.jsonl:0.3");
     options.add("--out", &out, "The token file to write (.safetensors)");
@@ -41,7 +40,7 @@ class TokenizeCommand : public Command {
   }
 
  private:
-  void run() {
+  void run() override {
     require(extension_of(out) == ".safetensors", "--out ", out,
             ": a token file is a safetensors file; name it .safetensors");
     require_replaceable(out);
@@ -51,9 +50,9 @@ class TokenizeCommand : public Command {
     }
     if (learn == "all") data_options.learn = Learn::all;
     model = model_directory(model);
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     write_tokens(data_parts(data), model, data_options, out);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = watch.seconds();
 
     const TokenFile file(out);
     const Tokenizer tokenizer = read_tokenizer(model);
@@ -62,8 +61,7 @@ class TokenizeCommand : public Command {
     for (Index i = 0; i < std::min(shown, units) * file.together(); ++i) show(tokenizer, file, i);
     if (!rendered.empty()) {
       write_file_atomically(rendered, [&](std::ostream& lines) {
-        for (Index i = 0; i < file.documents(); ++i)
-          lines << rendering(tokenizer, file, i).dump(-1, ' ', false, OrderedJson::error_handler_t::replace) << "\n";
+        for (Index i = 0; i < file.documents(); ++i) lines << text_of(rendering(tokenizer, file, i)) << "\n";
       });
     }
     const auto tokens = static_cast<double>(file.token_count()), learned = static_cast<double>(file.learned_count());
@@ -122,7 +120,6 @@ class TokenizeCommand : public Command {
     print("\n");
   }
 
-  OptionTable options;
   std::string model, out, rendered, learn = "answers";
   std::vector<std::string> data;
   DataOptions data_options = {.progress = show_progress};

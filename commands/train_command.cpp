@@ -2,7 +2,6 @@
 //
 // Its parts: commands/train_options.h (options), commands/train_task.h (data, settings, memory), train.cu (the loop),
 // commands/train_report.h (console and metrics).
-#include <cstdio>
 
 #include "commands/command.h"
 #include "commands/display.h"
@@ -15,10 +14,10 @@ namespace {
 
 class TrainCommand : public Command {
  public:
-  explicit TrainCommand(CLI::App& app) : options(app, [this] { run(); }) {}
+  explicit TrainCommand(CLI::App& app) : Command(app, "train", kTrainDescription), options(Command::options) {}
 
  private:
-  void run() {
+  void run() override {
     task = prepare(options, directory);
     const StepSettings& settings = task.run.settings;
     const double machine_rate = matmul_rate(settings.device, settings.dtype);

@@ -1,10 +1,6 @@
 // The options of a training run.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <filesystem>
-
 #include "commands/chat_options.h"
 #include "commands/device_options.h"
 #include "commands/grpo_options.h"
@@ -54,7 +50,7 @@ struct FineTuning {
 };
 
 struct TrainOptions {
-  OptionTable table;
+  OptionTable& table;
   ModelOptions model;
   DeviceOptions device;
   ObjectiveOptions objectives;
@@ -76,8 +72,7 @@ struct TrainOptions {
   bool repacked = false;  // resumed from a version that packed documents in another order
   Capacity room = 0;      // how much memory each rank may use
 
-  TrainOptions(CLI::App& program, std::function<void()> run)
-      : table(program, "train", kTrainDescription, std::move(run)) {
+  explicit TrainOptions(OptionTable& table) : table(table) {
     model.add_to(table, "", ModelOptions::Vocabulary::fixed);
     table.add("--model", &model.model, "A model directory to fine-tune; without it a model is trained from scratch");
     device.add_to(table, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::required);

@@ -1,9 +1,6 @@
 // Reports a training run: on the console, in metrics.jsonl, and in report.html (commands/report.h).
 #pragma once
 
-#include <chrono>
-#include <optional>
-
 #include "commands/interruption.h"
 #include "commands/report.h"
 #include "commands/step_progress.h"
@@ -44,7 +41,7 @@ class TrainReport : public Observer {
   void progress(const Progress& progress) override { show_progress(progress); }
   void begin(Index first_step) override {
     first_step_ = last_step_ = first_step;
-    start_ = Clock::now();
+    watch_ = {};
     if (first_step > 0 && this_process().rank == 0) log_ = RunLog(directory_.path() / "metrics.jsonl", show_progress);
     if (options_.tensorboard && this_process().rank == 0) events_.emplace(directory_.path(), first_step);
     record({{"step", first_step}, {"begin", beginning()}});
@@ -128,9 +125,8 @@ class TrainReport : public Observer {
     const Index last = run_.last_step(), interval = std::max<Index>(1, (last - first_step_) / 20);
     const bool terminal = on_terminal(), lasting = step == last || step % interval == 0 || seconds > kLongStep;
     if (!terminal && !lasting) return;
-    const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
-    const auto left =
-        static_cast<Index>(elapsed / static_cast<double>(step - first_step_) * static_cast<double>(last - step));
+    const auto left = static_cast<Index>(watch_.seconds() / static_cast<double>(step - first_step_) *
+                                         static_cast<double>(last - step));
     print("%s%*ld/%ld%s  loss %.4f%s  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s", fresh_line(),
           static_cast<int>(std::to_string(last).size()), step, last, epoch_at(step), result.measures.loss,
           shown(result.measures), result.gradient.norm, human_count(tokens_per_second), 100 * utilisation,
@@ -268,15 +264,13 @@ class TrainReport : public Observer {
     record({{"step", step}, {"sample", text}});
   }
 
-  using Clock = std::chrono::steady_clock;
-
   RunDirectory& directory_;
   const TrainOptions& options_;
   const TrainTask& task_;
   const Run& run_;
   const double machine_rate_;
   Index first_step_ = 0, last_step_ = 0, idle_rounds_ = 0;
-  Clock::time_point start_;
+  Stopwatch watch_;
   std::optional<Interruption> interruption_;
   std::optional<StepProgress> progress_;
   RunLog log_;

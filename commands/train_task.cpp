@@ -265,10 +265,11 @@ class Preparation {
   fs::path reference_model() {
     if (!o.resumed || checkpoint.empty()) {
       const fs::path model = fs::absolute(model_directory(o.model.model));
-      if (o.objectives.kl > 0) run.reference = Json{{"path", model.string()}, {"model", model_key(model)}}.dump();
+      if (o.objectives.numbers.kl > 0)
+        run.reference = Json{{"path", model.string()}, {"model", model_key(model)}}.dump();
       return model;
     }
-    if (o.objectives.kl == 0) return {};
+    if (o.objectives.numbers.kl == 0) return {};
     const std::string state = state_of(checkpoint).string();
     run.reference = stored_reference(checkpoint);
     const Json stored = parse_json(run.reference, state);

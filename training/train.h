@@ -2,11 +2,6 @@
 // The program does the same: commands/train_task.cpp makes a Run from options, and commands/train_report.h is its Observer.
 #pragma once
 
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "data/documents/sources.h"
 #include "data/files/run_directory.h"
 #include "data/progress.h"

@@ -7,13 +7,6 @@
 // When reading, the layers with adapters in the file must be those that the configuration names, in any of PEFT's ways.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "data/files/adapter_targets.h"
 #include "data/files/model_directory.h"
 

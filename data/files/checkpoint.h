@@ -17,17 +17,10 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <optional>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "data/files/adapters.h"
+#include "data/files/files.h"
 #include "data/files/hash.h"
 #include "data/files/hub.h"
-#include "data/files/json_file.h"
 
 namespace streambp {
 
@@ -161,11 +154,6 @@ void for_each_optimizer_table(Model<T>& model, Optimizer& optimizer, const Model
 }
 
 // --- State ---
-
-// JSON as text. Paths may not be UTF-8.
-inline std::string text_of(const Json& json, int indent = -1) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
 
 // A JSON file with a hash of itself.
 inline void write_sealed_json(const fs::path& path, Json json) {

@@ -6,14 +6,11 @@
 #pragma once
 
 #include <unistd.h>
-#include <array>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 
 #include "data/files/files.h"
 #include "kernels/base/matrix.cuh"
-#include "text/json.h"
 
 namespace streambp {
 
@@ -134,7 +131,7 @@ class EventFile {
   // The data of the HParams plugin: an experiment with these hyperparameters, and a session that has their values.
   void add_hyperparameters(const Json& options) {
     ProtocolBuffer start;
-    const Json valid = parse_json(options.dump(-1, ' ', false, Json::error_handler_t::replace));  // UTF-8
+    const Json valid = parse_json(text_of(options));  // UTF-8
     for (const auto& [name, value] : valid.items()) {
       ProtocolBuffer of_type, entry;
       if (value.is_number()) {

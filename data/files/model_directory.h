@@ -8,15 +8,8 @@
 // A model is saved as it was loaded: the same tensor names and types, config.json and tokenizer.
 #pragma once
 
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "data/files/config.h"
-#include "data/files/json_file.h"
+#include "data/files/files.h"
 #include "data/files/tensors.h"
 
 namespace streambp {

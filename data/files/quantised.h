@@ -12,9 +12,6 @@
 // Other files hold plain weights, which are quantised while they are loaded.
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "data/files/tensors.h"
 #include "model/quantised.h"
 #include "text/fields.h"

@@ -17,16 +17,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cmath>
-#include <cstdio>
-#include <fstream>
-#include <optional>
-#include <set>
-#include <string>
-#include <string_view>
 
 #include "data/files/checkpoint.h"
 #include "data/files/lines.h"

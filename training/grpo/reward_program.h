@@ -13,10 +13,9 @@
 
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <type_traits>
-#include <vector>
 
+#include "data/files/files.h"
 #include "text/fields.h"
 #include "training/grpo/shell_program.h"
 
@@ -132,7 +131,7 @@ class RewardProgram {
 
   // Some languages end a line at U+0085, U+2028 and U+2029, too.
   static std::string line_of(const Json& request) {
-    std::string line = request.dump(-1, ' ', false, Json::error_handler_t::replace);
+    std::string line = text_of(request);
     for (const std::string_view end : {"\u0085", "\u2028", "\u2029"}) {
       const std::string escaped = Json(end).dump(-1, ' ', true);
       for (std::size_t at; (at = line.find(end)) != std::string::npos;)
