@@ -18,17 +18,8 @@ struct Command {
   bool results_are_saved = false;  // in files, so that a console that fails loses nothing
 };
 
-std::unique_ptr<Command> train_command(CLI::App& app);
-std::unique_ptr<Command> verify_command(CLI::App& app);
-std::unique_ptr<Command> plan_command(CLI::App& app);
-std::unique_ptr<Command> bench_command(CLI::App& app);
-std::unique_ptr<Command> tokenize_command(CLI::App& app);
-std::unique_ptr<Command> eval_command(CLI::App& app);
-std::unique_ptr<Command> report_command(CLI::App& app);
-std::unique_ptr<Command> generate_command(CLI::App& app);
-std::unique_ptr<Command> merge_command(CLI::App& app);
-std::unique_ptr<Command> examples_command(CLI::App& app);
-std::unique_ptr<Command> devices_command(CLI::App& app);
-std::unique_ptr<Command> list_command(CLI::App& app);
+using MakeCommand = std::unique_ptr<Command>(CLI::App& app);
+MakeCommand train_command, verify_command, plan_command, bench_command, tokenize_command, eval_command, report_command,
+    generate_command, merge_command, examples_command, devices_command, list_command;
 
 }  // namespace streambp

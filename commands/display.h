@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "commands/print.h"
+#include "commands/text.h"
 #include "data/documents/reasoning.h"
 #include "generation/generate.h"
 #include "text/tokenizer/tokenizer.h"

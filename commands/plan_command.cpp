@@ -5,7 +5,6 @@
 #include "commands/model_options.h"
 #include "commands/objective_options.h"
 #include "commands/part_options.h"
-#include "commands/plan_alternatives.h"
 #include "commands/plan_files.h"
 #include "commands/rank_options.h"
 #include "commands/rate_options.h"

@@ -1,8 +1,8 @@
 // streambp report: the curves of runs, as a page.
 #include "commands/command.h"
-#include "commands/print.h"
 #include "commands/report.h"
 #include "commands/step_progress.h"
+#include "commands/text.h"
 
 namespace streambp {
 namespace {

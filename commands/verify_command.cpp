@@ -1,10 +1,4 @@
 // streambp verify: checks on this machine that StreamBP's gradient is the full-memory gradient.
-//
-//   exact       the float64 gradient equals the oracle's to 1e-10 (with --oracle)
-//   same bits   every mode and chunk gives the same gradient, loss and log-probs, bit for bit
-//   planned     every mode uses exactly the planned memory
-//   rounding    the error against the float64 gradient. Full memory has the same error, so it is only reported; it is a
-//               failure only if rounding in this type cannot explain it
 #include "commands/certificate.h"
 #include "commands/command.h"
 #include "commands/device_options.h"
