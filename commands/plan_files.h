@@ -1,5 +1,5 @@
-// What `plan` shows beside its table: a page that plays the step, what scripts/plot.py draws, and what would fit when a step
-// does not.
+// What `plan` shows beside its table: a page that plays the step, what scripts/plot.py draws, and what would fit when a
+// step does not.
 #pragma once
 
 #include "commands/memory_options.h"

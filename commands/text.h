@@ -1,5 +1,6 @@
-// Printing text that may come from files: control characters in it could command the terminal, so they are dropped, and a
-// line break could begin a line that looks like one of ours, so it is shown as \n. Human-readable sizes and counts; tables.
+// Printing text that may come from files: control characters in it could command the terminal, so they are dropped, and
+// a line break could begin a line that looks like one of ours, so it is shown as \n. Human-readable sizes and counts;
+// tables.
 #pragma once
 
 #include <charconv>

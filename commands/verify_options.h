@@ -1,4 +1,5 @@
-// What `streambp verify` reads: a model, and a batch of random documents, user data or given tokens; and what it writes.
+// What `streambp verify` reads: a model, and a batch of random documents, user data or given tokens; and what it
+// writes.
 #pragma once
 
 #include "commands/chat_options.h"

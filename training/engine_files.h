@@ -1,5 +1,6 @@
-// An engine's weights in files: loading a model, saving and restoring checkpoints. Files and JSON take the compiler longer
-// than the arithmetic of an engine, so they are compiled apart, in engine_cpu_files.cpp and engine_cuda_files.cu.
+// An engine's weights in files: loading a model, saving and restoring checkpoints. Files and JSON take the compiler
+// longer than the arithmetic of an engine, so they are compiled apart, in engine_cpu_files.cpp and
+// engine_cuda_files.cu.
 #pragma once
 
 #include "data/files/checkpoint.h"

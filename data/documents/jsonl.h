@@ -1,7 +1,7 @@
-// Training examples, as JSON objects (docs/fine-tuning.md has their forms). A file has one object per line, or a list of
-// them. Prompts and answers are texts or lists of messages; without a prompt, "chosen" and "rejected" are whole
-// conversations. Completions of a group may be token ids, with "advantages" instead of "rewards", and with "old_logps", the
-// log-probs of their tokens when they were sampled. A message with "weight": 0 or "train": false is not learned.
+// Training examples, as JSON objects (docs/fine-tuning.md has their forms). A file has one object per line, or a list
+// of them. Prompts and answers are texts or lists of messages; without a prompt, "chosen" and "rejected" are whole
+// conversations. Completions of a group may be token ids, with "advantages" instead of "rewards", and with "old_logps",
+// the log-probs of their tokens when they were sampled. A message with "weight": 0 or "train": false is not learned.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Hashes that recognise texts and files, and keys for caches that identify files and models by their contents. They find
-// accidents, not forgeries.
+// Hashes that recognise texts and files, and keys for caches that identify files and models by their contents. They
+// find accidents, not forgeries.
 #pragma once
 
 #include <sys/stat.h>
