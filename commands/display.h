@@ -3,8 +3,6 @@
 
 #include <unistd.h>
 
-#include <vector>
-
 #include "commands/text.h"
 #include "data/documents/reasoning.h"
 #include "generation/generate.h"

@@ -5,9 +5,6 @@
 
 #include <charconv>
 #include <cmath>
-#include <cstdio>
-#include <string>
-#include <string_view>
 #include <type_traits>
 #include <vector>
 

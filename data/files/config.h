@@ -110,6 +110,7 @@ inline void read_convolutions(const Fields& f, Config& c) {
             ": \"full_attn_idxs\": there is no layer ", l);
     convolution[static_cast<std::size_t>(l)] = false;
   }
+  c.mixers.clear();
   for (const bool is : convolution) c.mixers.push_back(is ? MixerKind::convolution : MixerKind::attention);
 }
 
