@@ -5,9 +5,6 @@
 // gradient as streambp.cuh says), training/train.h (the run and its Observer), training/begin_run.cpp (its beginning).
 #include "training/train.h"
 
-#include <algorithm>
-#include <chrono>
-
 namespace streambp {
 
 namespace {

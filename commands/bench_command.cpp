@@ -26,31 +26,28 @@ constexpr const char* kBenchDescription =
 
 class BenchCommand : public Command {
  public:
-  explicit BenchCommand(CLI::App& app) : options(app, "bench", kBenchDescription, [this] { run(); }) {
+  explicit BenchCommand(CLI::App& app) : Command(app, "bench", kBenchDescription) {
     model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
     device.add_to(options, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::optional);
     ranks.add_to(options);
     part.add_to(options);
     options.section("Measurement");
-    options.add("--length",
-                {&lengths, "Tokens of the stream, one document; one or more lengths", checks::between(1, 1 << 24)});
-    options.add("--chunk",
-                {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048 to 8192)"});
-    options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
+    options.add("--length", &lengths, "Tokens of the stream, one document; one or more lengths",
+                checks::between(1, 1 << 24));
+    options.add("--chunk", &stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048 to 8192)");
+    options.add("--mode", &modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"}));
     options.add(
-        "--keep",
-        {&keep,
-         "Stream mode: what is kept for backward, in the words of train --keep, joined by commas: nothing (plain "
-         "StreamBP), everything, inputs=far, attention=near,gate-up=near; one or more"});
-    options.add("--memory", {&budgets,
-                             "Stream mode: also the fastest step that fits each of these budgets of near memory, "
-                             "such as 1GiB",
-                             checks::memory()});
+        "--keep", &keep,
+        "Stream mode: what is kept for backward, in the words of train --keep, joined by commas: nothing (plain "
+        "StreamBP), everything, inputs=far, attention=near,gate-up=near; one or more");
+    options.add("--memory", &budgets,
+                "Stream mode: also the fastest step that fits each of these budgets of near memory, "
+                "such as 1GiB",
+                checks::memory());
     memory.add_directory_to(options);
-    options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
-    options.add("--json", {&json_file, "Also write the results to this JSON file", checks::results_file(),
-                           OnResume::forgotten, "none"});
-    options.add("--profile", {&profile, "Show the time per operation"});
+    options.add("--repeat", &repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000));
+    options.add("--json", &json_file, "Also write the results to this JSON file", checks::results_file());
+    options.add("--profile", &profile, "Show the time per operation");
     options.first_page({"--model", "--length", "--mode", "--chunk", "--keep", "--memory", "--optimizer", "--dtype",
                         "--device", "--lora", "--repeat", "--profile", "--json"});
   }
@@ -73,7 +70,7 @@ class BenchCommand : public Command {
     }
   };
 
-  void run() {
+  void run() override {
     memory.check();
     options.only({"--chunk", "--keep", "--memory"}, wanted(Mode::stream), " is for stream mode");
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
@@ -90,9 +87,9 @@ class BenchCommand : public Command {
     if (stream_chunks.empty()) stream_chunks = {default_chunk(settings)};
     for (Index chunk : stream_chunks) check_chunk(chunk, settings.tile);
     const std::string trained = describe_trained(config);
-    print("%s\n%s%s%s on %s, optimizer %s, median of %ld\n", describe(config).c_str(), trained.c_str(),
-          Escape{trained.empty() ? "" : "\n"}, name(settings.dtype), device_name(settings.device).c_str(),
-          device.optimizer.c_str(), repeat);
+    print("%s\n%s%s%s on %s, optimizer %s, median of %ld\n", describe(config), trained,
+          Escape{trained.empty() ? "" : "\n"}, name(settings.dtype), device_name(settings.device), device.optimizer,
+          repeat);
     for (const Index of_this_turn : lengths) {
       length = of_this_turn;
       print("\n%ld tokens:\n", length);
@@ -119,8 +116,7 @@ class BenchCommand : public Command {
       const Usage usage = plan(planned, length, schedule);
       auto lacks = [&](std::size_t needed, std::size_t free, const char* what) {
         if (needed <= free) return false;
-        print("%s needs %s%s, and %s are free: skipped\n", label.c_str(), human_bytes(needed).c_str(), what,
-              human_bytes(free).c_str());
+        print("%s needs %s%s, and %s are free: skipped\n", label, human_bytes(needed), what, human_bytes(free));
         return true;
       };
       if (!lacks(usage.peak, room.near, "") && !lacks(usage.far, room.far, " of far memory"))
@@ -131,7 +127,7 @@ class BenchCommand : public Command {
     for (Index chunk : stream_chunks) {
       for (const std::string& set : keep) {
         const KeepOption words = keep_words(set);
-        add(format("stream %ld%s", chunk, (set == "nothing" ? "" : ", " + set).c_str()), Mode::stream, chunk,
+        add(format("stream %ld%s", chunk, (set == "nothing" ? "" : ", " + set)), Mode::stream, chunk,
             words.place("inputs").value_or(Place::near), words.parts().value_or(KeptParts::inputs()));
       }
     }
@@ -144,12 +140,11 @@ class BenchCommand : public Command {
       const Fit found = fit(planned, Mode::stream, length, allowed, rates);
       if (found.chunk == 0) {
         const std::size_t least = closest(planned, Mode::stream, length, allowed).usage.peak;
-        print("no step fits %s, the smallest needs %s: skipped\n", budget.c_str(), human_bytes(least).c_str());
+        print("no step fits %s, the smallest needs %s: skipped\n", budget, human_bytes(least));
         continue;
       }
-      print("fastest in %s: chunks of %ld rows%s, kept beside layer inputs: %s\n", budget.c_str(), found.chunk,
-            found.block > 0 ? format(" in blocks of %ld", found.block).c_str() : "",
-            describe(found.kept, settings.config).c_str());
+      print("fastest in %s: chunks of %ld rows%s, kept beside layer inputs: %s\n", budget, found.chunk,
+            found.block > 0 ? format(" in blocks of %ld", found.block) : "", describe(found.kept, settings.config));
       add("fastest in " + budget, Mode::stream, found.chunk, Place::near, found.kept, found.block);
     }
     return candidates;
@@ -214,7 +209,7 @@ class BenchCommand : public Command {
         c.seconds.push_back(seconds);
         c.flops = engine.device().flops();
         c.work = engine.device().work();
-        show_work(format("%s: %.3f s", c.label.c_str(), seconds));
+        show_work(format("%s: %.3f s", c.label, seconds));
       }
     }
     show_work("");
@@ -226,7 +221,7 @@ class BenchCommand : public Command {
   double run_once(Engine& engine, const std::vector<Batch>& batches, const Schedule& schedule) {
     engine.device().reset_work();
     engine.synchronize();
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     if (settings.optimizer == OptimizerKind::none) {
       engine.release_gradient();
       engine.accumulate(batches, schedule);
@@ -234,9 +229,8 @@ class BenchCommand : public Command {
       engine.step(batches, schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++steps);
     }
     engine.synchronize();
-    const auto microseconds =
-        std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
-    return static_cast<double>(largest_of_ranks(microseconds.count())) * 1e-6;  // all ranks measure the same
+    const auto microseconds = static_cast<Index>(1e6 * watch.seconds());
+    return static_cast<double>(largest_of_ranks(microseconds)) * 1e-6;  // all ranks measure the same
   }
 
   Batch random_document() const {
@@ -257,7 +251,7 @@ class BenchCommand : public Command {
     const bool alone = settings.ranks.all.size == 1;
     print("\nMatmul rate of %s: %.1f GFLOP/s.%s\n", alone ? "this machine" : "rank 0", rate / 1e9,
           alone ? "" : " GFLOP/s and memory are those of rank 0; tokens/s are those of all ranks.");
-    if (gpu) print("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead).c_str());
+    if (gpu) print("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead));
     if (profile) print("Copy within memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);
     if (far > 0) print("Far memory: %.2f GB/s.\n", far / 1e9);
     if (profile && !alone) print("Sent by rank 0 while all ranks send to all: %.1f GB/s.\n", link / 1e9);
@@ -330,7 +324,7 @@ class BenchCommand : public Command {
 
   void print_profile(const Candidate& c) const {
     const std::string launches = gpu ? format(", %ld launches", c.launches) : "";
-    print("\n%s, profile of one run%s:\n", c.label.c_str(), launches.c_str());
+    print("\n%s, profile of one run%s:\n", c.label, launches);
     std::vector<Work> work = c.work;
     std::sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.seconds > b.seconds; });
     double total = 0;
@@ -372,7 +366,6 @@ class BenchCommand : public Command {
     table.print();
   }
 
-  OptionTable options;
   ModelOptions model;
   DeviceOptions device;
   RankOptions ranks;

@@ -2,12 +2,9 @@
 #pragma once
 
 #include <clocale>
-#include <functional>
 #include <iostream>
-#include <memory>
 
 #include "commands/display.h"
-#include "commands/generation_time.h"
 #include "commands/help.h"
 #include "training/engine.h"
 #include "training/grpo/prompts.h"
@@ -43,6 +40,17 @@ struct LineReader {
 #endif
     return static_cast<bool>(std::getline(std::cin, line));
   }
+};
+
+// The speed of generating tokens.
+struct GenerationTime {
+  const Stopwatch watch = {};
+  double first = 0, all = 0;                    // seconds until the first token, and the last one
+  Index tokens = 0, first_step = 0, steps = 0;  // steps after the first sampled token
+  void drawn(Index step) {
+    if (tokens++ == 0) first = watch.seconds(), first_step = step;
+  }
+  void stop(Index step) { all = watch.seconds(), steps = step - first_step; }
 };
 
 struct TerminalChat {

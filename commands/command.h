@@ -3,29 +3,23 @@
 
 #include <memory>
 
-namespace CLI {
-class App;
-}
+#include "commands/option_table.h"
 
 namespace streambp {
 
 struct Command {
+  Command(CLI::App& app, const char* name, const char* description)
+      : options(app, name, description, [this] { run(); }) {}
   virtual ~Command() = default;
+  virtual void run() = 0;
+
+  OptionTable options;
   int exit_code = 0;               // of the program, once the command has run
   bool results_are_saved = false;  // in files, so that a console that fails loses nothing
 };
 
-std::unique_ptr<Command> train_command(CLI::App& app);
-std::unique_ptr<Command> verify_command(CLI::App& app);
-std::unique_ptr<Command> plan_command(CLI::App& app);
-std::unique_ptr<Command> bench_command(CLI::App& app);
-std::unique_ptr<Command> tokenize_command(CLI::App& app);
-std::unique_ptr<Command> eval_command(CLI::App& app);
-std::unique_ptr<Command> report_command(CLI::App& app);
-std::unique_ptr<Command> generate_command(CLI::App& app);
-std::unique_ptr<Command> merge_command(CLI::App& app);
-std::unique_ptr<Command> examples_command(CLI::App& app);
-std::unique_ptr<Command> devices_command(CLI::App& app);
-std::unique_ptr<Command> list_command(CLI::App& app);
+using MakeCommand = std::unique_ptr<Command>(CLI::App& app);
+MakeCommand train_command, verify_command, plan_command, bench_command, tokenize_command, eval_command, report_command,
+    generate_command, merge_command, examples_command, devices_command, list_command;
 
 }  // namespace streambp

@@ -1,6 +1,5 @@
 // streambp devices: what this machine has to compute with, and why a part of it cannot be used.
 #include "commands/command.h"
-#include "commands/option_table.h"
 #include "commands/text.h"
 #include "training/engine.h"
 
@@ -12,10 +11,10 @@ constexpr const char* kDevicesDescription =
 
 class DevicesCommand : public Command {
  public:
-  explicit DevicesCommand(CLI::App& app) : options(app, "devices", kDevicesDescription, [this] { run(); }) {}
+  explicit DevicesCommand(CLI::App& app) : Command(app, "devices", kDevicesDescription) {}
 
  private:
-  void run() {
+  void run() override {
     print("CPU      %s, products with %s, %s of memory free\n", device_name(DeviceKind::cpu), product_instructions(),
           human_bytes(free_memory(DeviceKind::cpu)));
     const std::string no_gpu = why_no_gpu(), code = gpu_software(), mpi = process_library();
@@ -33,8 +32,6 @@ class DevicesCommand : public Command {
     if (const Index several = gpus_for_ranks(); several > 1)
       print("\nA run uses one GPU per process: mpirun -n %ld streambp train ... uses all of them.\n", several);
   }
-
-  OptionTable options;
 };
 
 }  // namespace

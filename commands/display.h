@@ -3,11 +3,7 @@
 
 #include <unistd.h>
 
-#include <cstdio>
-#include <string>
-#include <vector>
-
-#include "commands/print.h"
+#include "commands/text.h"
 #include "data/documents/reasoning.h"
 #include "generation/generate.h"
 #include "text/tokenizer/tokenizer.h"
@@ -121,7 +117,7 @@ class Display {
     entry.text.show_more();
     if (!entry.ended) return false;
     show("\n", raw);
-    if (!entry.note.empty()) print_error("%s\n", entry.note.c_str());
+    if (!entry.note.empty()) print_error("%s\n", entry.note);
     opened = false;
     return true;
   }

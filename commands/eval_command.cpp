@@ -22,16 +22,15 @@ constexpr const char* kEvalDescription =
 
 class EvalCommand : public Command {
  public:
-  explicit EvalCommand(CLI::App& app) : options(app, "eval", kEvalDescription, [this] { run(); }) {
+  explicit EvalCommand(CLI::App& app) : Command(app, "eval", kEvalDescription) {
     source.add_to(options);
-    options.add("--data", {&data, "Data: files and folders"});
+    options.add("--data", &data, "Data: files and folders");
     options.require("--data");
     add_chat_options(options, data_options.chat);
-    options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines"});
-    options.add("--length", {&length, "Maximum tokens of a stream (default: chosen by model and memory)",
-                             checks::between(2, kLongestStream), OnResume::forgotten, "none"});
-    options.add("--json", {&json_file, "Also write the results to this JSON file", checks::results_file(),
-                           OnResume::forgotten, "none"});
+    options.add("--skip-bad", &data_options.skip_bad, "Skip unusable lines");
+    options.add("--length", &length, "Maximum tokens of a stream (default: chosen by model and memory)",
+                checks::between(2, kLongestStream), "none");
+    options.add("--json", &json_file, "Also write the results to this JSON file", checks::results_file());
     device.add_to(options, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::none);
     device.optimizer = "none";
   }
@@ -65,7 +64,7 @@ class EvalCommand : public Command {
 
   static constexpr Index kFirstBucket = 128;  // tokens of context; every further bucket ends at twice the context
 
-  void run() {
+  void run() override {
     source.resolve();
     config = source.config();
     model = source.model;
@@ -123,7 +122,7 @@ class EvalCommand : public Command {
     for (File& file : files) {
       Packing packing(cut(file.tokens.lengths(), length, TooLong::split), length, 1);
       for (Index i = 0; i < packing.packs(); ++i) {
-        show_work(format("%s: %ld of %ld", file.path.c_str(), i, packing.packs()));
+        show_work(format("%s: %ld of %ld", file.path, i, packing.packs()));
         Batch batch;
         append(batch, file.tokens, packing.pack(i));
         if (batch.target_count() == 0) continue;
@@ -148,11 +147,11 @@ class EvalCommand : public Command {
 
   void report(const std::vector<File>& files) const {
     Json json = {{"model", source.name()}, {"length", length}, {"dtype", name(settings.dtype)}};
-    print("%s\n%s on %s, streams of up to %ld tokens\n\n", describe(config).c_str(), name(settings.dtype),
-          device_name(settings.device).c_str(), length);
+    print("%s\n%s on %s, streams of up to %ld tokens\n\n", describe(config), name(settings.dtype),
+          device_name(settings.device), length);
     report_by_file(files, json);
     for (const File& file : files) {
-      if (const std::string skipped = file.tokens.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
+      if (const std::string skipped = file.tokens.skipped(); !skipped.empty()) print("%s\n", skipped);
     }
     print("\n");
     report_by_position(json);
@@ -198,7 +197,6 @@ class EvalCommand : public Command {
     by_position.print();
   }
 
-  OptionTable options;
   ModelSource source;
   std::string model, json_file;
   std::vector<std::string> data;

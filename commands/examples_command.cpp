@@ -1,8 +1,6 @@
 // streambp examples: data to try training with.
-#include <fstream>
 
 #include "commands/command.h"
-#include "commands/option_table.h"
 #include "data/documents/examples.h"
 #include "data/files/files.h"
 
@@ -19,17 +17,17 @@ constexpr const char* kExamplesDescription =
 
 class ExamplesCommand : public Command {
  public:
-  explicit ExamplesCommand(CLI::App& app) : options(app, "examples", kExamplesDescription, [this] { run(); }) {
-    options.add("what", {&what, "preferences, answers, groups, arithmetic or stories",
-                         checks::one_of({"preferences", "answers", "groups", "arithmetic", "stories"})});
-    options.add("--count", {&count, "Number of examples", checks::between(1, 1 << 24)});
-    options.add("--seed", {&seed, "Random seed"});
-    options.add("--out", {&out, "The file to write"});
+  explicit ExamplesCommand(CLI::App& app) : Command(app, "examples", kExamplesDescription) {
+    options.add("what", &what, "preferences, answers, groups, arithmetic or stories",
+                checks::one_of({"preferences", "answers", "groups", "arithmetic", "stories"}));
+    options.add("--count", &count, "Number of examples", checks::between(1, 1 << 24));
+    options.add("--seed", &seed, "Random seed");
+    options.add("--out", &out, "The file to write");
     options.require("what"), options.require("--out");
   }
 
  private:
-  void run() const {
+  void run() override {
     require_writable(out);
     std::ifstream old(out);  // it may hold such examples, but nothing else
     for (std::uint64_t i = 0; old.peek() != EOF && old.good(); ++i) {
@@ -41,7 +39,7 @@ class ExamplesCommand : public Command {
     write_file_atomically(out, [&](std::ostream& file) {
       for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(count); ++i) file << example(i);
     });
-    print("%s: %ld examples of %s\n", out.c_str(), count, what.c_str());
+    print("%s: %ld examples of %s\n", out, count, what);
   }
 
   std::string example(std::uint64_t i) const {
@@ -53,7 +51,6 @@ class ExamplesCommand : public Command {
     return make(seed, i).dump() + "\n";
   }
 
-  OptionTable options;
   std::string what, out;
   Index count = 2000;
   std::uint64_t seed = 1;

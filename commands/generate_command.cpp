@@ -1,7 +1,4 @@
 // streambp generate: completions of prompts, or a chat.
-#include <iostream>
-#include <numeric>
-#include <optional>
 
 #include "commands/chat.h"
 #include "commands/chat_options.h"
@@ -28,57 +25,48 @@ constexpr const char* kGenerateDescription =
 
 class GenerateCommand : public Command {
  public:
-  explicit GenerateCommand(CLI::App& app) : options(app, "generate", kGenerateDescription, [this] { run(); }) {
+  explicit GenerateCommand(CLI::App& app) : Command(app, "generate", kGenerateDescription) {
     source.add_to(options);
     device.add_to(options, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::none);
     device.optimizer = "none";
 
     options.section("Prompts");
-    options.add("--prompt", {&prompts, "One or more prompts"});
-    options.add("--prompts", {&prompt_file,
-                              "A file of prompts, one per line; .jsonl or .json: objects with \"prompt\" or "
-                              "\"messages\""});
-    options.add_with_optional_value("--chat", {&chat.given, std::string("Prompts are user messages. ") + kChatHelp});
+    options.add("--prompt", &prompts, "One or more prompts");
+    options.add("--prompts", &prompt_file,
+                "A file of prompts, one per line; .jsonl or .json: objects with \"prompt\" or "
+                "\"messages\"");
+    options.add_with_optional_value("--chat", &chat.given, std::string("Prompts are user messages. ") + kChatHelp);
     add_rendering_options(options, chat);
-    options.add("--system", {&system, "System message of conversations; implies --chat"});
-    options.add("--tools", {&tools_file, "Tools of conversations: a JSON list of functions; implies --chat"});
-    options.add("--samples", {&samples, "Completions of each prompt", checks::between(1, 1 << 20)});
+    options.add("--system", &system, "System message of conversations; implies --chat");
+    options.add("--tools", &tools_file, "Tools of conversations: a JSON list of functions; implies --chat");
+    options.add("--samples", &samples, "Completions of each prompt", checks::between(1, 1 << 20));
 
     options.section("Sampling");
-    options.add("--length", {&length, "Maximum tokens of a completion", checks::between(1, 1 << 24)});
-    options.add("--temperature", {&sampling.temperature, "0: greedy decoding", checks::not_negative(),
-                                  OnResume::forgotten, "from generation_config.json, else 0.8"});
-    options.add("--top-k", {&sampling.top_k,
-                            "Sample from the k most likely tokens; 0: all tokens",
-                            {},
-                            OnResume::forgotten,
-                            "from generation_config.json, else 0"});
-    options.add("--top-p", {&sampling.top_p,
-                            "Sample from the smallest set of tokens with this total probability",
-                            {},
-                            OnResume::forgotten,
-                            "from generation_config.json, else 0.95"});
-    options.add("--repetition-penalty",
-                {&sampling.repetition_penalty,
-                 "Divides the positive logits of tokens that the text has already, and multiplies the negative ones",
-                 {},
-                 OnResume::forgotten,
-                 "from generation_config.json, else 1"});
-    options.add("--stop", {&stop_texts, "Texts before which a completion ends, such as $'\\n'",
-                           [](const std::string& text) { return text.empty() ? "is empty; write a text" : ""; }});
-    options.add("--seed", {&sampling.seed, "Random seed"});
+    options.add("--length", &length, "Maximum tokens of a completion", checks::between(1, 1 << 24));
+    options.add("--temperature", &sampling.temperature, "0: greedy decoding", checks::not_negative(),
+                "from generation_config.json, else 0.8");
+    options.add("--top-k", &sampling.top_k, "Sample from the k most likely tokens; 0: all tokens", {},
+                "from generation_config.json, else 0");
+    options.add("--top-p", &sampling.top_p, "Sample from the smallest set of tokens with this total probability", {},
+                "from generation_config.json, else 0.95");
+    options.add("--repetition-penalty", &sampling.repetition_penalty,
+                "Divides the positive logits of tokens that the text has already, and multiplies the negative ones", {},
+                "from generation_config.json, else 1");
+    options.add("--stop", &stop_texts, "Texts before which a completion ends, such as $'\\n'",
+                [](const std::string& text) { return text.empty() ? "is empty; write a text" : ""; });
+    options.add("--seed", &sampling.seed, "Random seed");
 
     options.section("Output");
-    options.add("--json", {&json_file, "Write prompts, completions, tokens and log-probs to this file",
-                           checks::results_file(), OnResume::forgotten, "none"});
-    options.add("--raw", {&raw, "Show special tokens and control characters"});
-    options.add("--stats", {&stats, "Show how fast weights were loaded, and compare the speed with memory bandwidth"});
+    options.add("--json", &json_file, "Write prompts, completions, tokens and log-probs to this file",
+                checks::results_file());
+    options.add("--raw", &raw, "Show special tokens and control characters");
+    options.add("--stats", &stats, "Show how fast weights were loaded, and compare the speed with memory bandwidth");
     options.first_page({"--model", "--adapter", "--base", "--prompt", "--prompts", "--chat", "--system", "--samples",
                         "--length", "--temperature", "--top-k", "--top-p", "--stop", "--seed", "--json"});
   }
 
  private:
-  void run() {
+  void run() override {
     if (json_file.empty()) signal(SIGPIPE, SIG_DFL);  // stop when the reader does
     source.resolve();
     config = source.config();
@@ -247,7 +235,7 @@ class GenerateCommand : public Command {
     if (slots > 0) return slots;
     const Index longest = largest(shape.room, [&](Index n) { return memory_of_one(n) <= free; });
     const std::string needs = format("a sequence of %ld tokens needs %s, and %s are free", shape.room,
-                                     human_bytes(memory_of_one(shape.room)).c_str(), human_bytes(free).c_str());
+                                     human_bytes(memory_of_one(shape.room)), human_bytes(free));
     require(longest > 0, needs, "; use a smaller model", step.dtype == DType::bf16 ? "" : " or --dtype bf16");
     fail(needs, ": there is room for ", longest, " tokens; give a shorter prompt or --length");
   }
@@ -255,12 +243,11 @@ class GenerateCommand : public Command {
   template <class F>
   void with_generator(const GenerationShape& shape, F&& f) {
     const auto engine = make_engine(step, 0, memory(shape));
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     const std::size_t bytes = engine->load(model, source.adapter);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (stats)
-      print_error("[loaded %s of weights at %.1f GB/s]\n", human_bytes(bytes).c_str(),
-                  static_cast<double>(bytes) / seconds * 1e-9);
+      print_error("[loaded %s of weights at %.1f GB/s]\n", human_bytes(bytes),
+                  static_cast<double>(bytes) / watch.seconds() * 1e-9);
     f(*engine->generator(shape));
   }
 
@@ -312,9 +299,8 @@ class GenerateCommand : public Command {
   // --- Speed ---
 
   void report(const GenerationTime& watch) const {
-    const double all = watch.seconds(watch.start, watch.end), after = watch.seconds(watch.first, watch.end);
-    std::string line = format("[%ld tokens in %.2f s, the first after %.2f s", watch.tokens, all,
-                              watch.seconds(watch.start, watch.first));
+    const double after = watch.all - watch.first;
+    std::string line = format("[%ld tokens in %.2f s, the first after %.2f s", watch.tokens, watch.all, watch.first);
     if (watch.tokens > 1 && watch.steps > 0) {
       line += format("; then %.1f tokens/s", static_cast<double>(watch.tokens - 1) / after);
       if (stats) {
@@ -322,11 +308,11 @@ class GenerateCommand : public Command {
         const double step_seconds = after / static_cast<double>(watch.steps);
         line += format("; %.2f ms per step, %.2f of memory bandwidth (%.2f ms to read %s of weights at %.1f GB/s)",
                        1e3 * step_seconds, bytes / rate / step_seconds, 1e3 * bytes / rate,
-                       human_bytes(static_cast<std::size_t>(bytes)).c_str(), rate / 1e9);
+                       human_bytes(static_cast<std::size_t>(bytes)), rate / 1e9);
       }
     }
     std::fflush(stdout);
-    print_error("%s]\n", line.c_str());
+    print_error("%s]\n", line);
   }
 
   // Bytes of weights that a step reads: all but embedding tables, of which it reads only a few rows. A tied table is
@@ -339,7 +325,6 @@ class GenerateCommand : public Command {
     return (static_cast<double>(numbers) - quantised) * (step.dtype == DType::bf16 ? 2 : 4) + 0.52 * quantised;
   }
 
-  OptionTable options;
   ModelSource source;
   std::string model, prompt_file, system, tools_file, json_file;
   ChatOptions chat;

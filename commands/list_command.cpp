@@ -1,6 +1,5 @@
 // streambp list: names that options take, where there are too many for --help.
 #include "commands/command.h"
-#include "commands/option_table.h"
 #include "commands/text.h"
 #include "model/families.h"
 #include "model/parameters.h"
@@ -17,13 +16,13 @@ constexpr const char* kListDescription =
 
 class ListCommand : public Command {
  public:
-  explicit ListCommand(CLI::App& app) : options(app, "list", kListDescription, [this] { run(); }) {
-    options.add("what", {&what, "families, models or defects", checks::one_of({"families", "models", "defects"})});
+  explicit ListCommand(CLI::App& app) : Command(app, "list", kListDescription) {
+    options.add("what", &what, "families, models or defects", checks::one_of({"families", "models", "defects"}));
     options.require("what");
   }
 
  private:
-  void run() const {
+  void run() override {
     if (what == "families") {
       for (const ModelFamily& family : model_families()) print("%s\n", family.name);
     } else if (what == "models") {
@@ -36,7 +35,6 @@ class ListCommand : public Command {
     }
   }
 
-  OptionTable options;
   std::string what;
 };
 

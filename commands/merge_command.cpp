@@ -1,11 +1,10 @@
 // streambp merge: adapters become part of a whole model.
-#include <random>
 
 #include "commands/command.h"
 #include "commands/part_options.h"
 #include "data/files/checkpoint.h"
-#include "data/files/file_key.h"
-#include "training/merge.h"
+#include "data/files/hash.h"
+#include "data/files/merge.h"
 
 namespace streambp {
 namespace {
@@ -20,18 +19,18 @@ constexpr const char* kMergeDescription =
 
 class MergeCommand : public Command {
  public:
-  explicit MergeCommand(CLI::App& app) : options(app, "merge", kMergeDescription, [this] { run(); }) {
+  explicit MergeCommand(CLI::App& app) : Command(app, "merge", kMergeDescription) {
     source.add_to(options);
     options.require("--adapter");
-    options.add("--out", {&out, "The model directory to write; it must not exist"});
+    options.add("--out", &out, "The model directory to write; it must not exist");
     options.require("--out");
-    options.add("--save-dtype",
-                {&save_dtype, "Type of the saved weights; same: as in the base, of a base in 4 bits bf16",
-                 checks::one_of({"same", "f32", "bf16", "f16"})});
+    options.add("--save-dtype", &save_dtype,
+                "Type of the saved weights; same: as in the base, of a base in 4 bits bf16",
+                checks::one_of({"same", "f32", "bf16", "f16"}));
   }
 
  private:
-  void run() {
+  void run() override {
     fs::path directory = fs::path(out).lexically_normal();
     if (!directory.has_filename()) directory = directory.parent_path();  // "merged/"
     const fs::path temporary = directory.string() + ".tmp-" + std::to_string(std::random_device()());
@@ -46,7 +45,7 @@ class MergeCommand : public Command {
     layout.require_writable();
     Merge merged(source.model, source.adapter, config);
     create_directory_atomically(directory, temporary, [&](const fs::path&) { merged.save(temporary, layout); });
-    print("%s: %s with the adapters of %s\n", out.c_str(), source.model.c_str(), source.adapter.c_str());
+    print("%s: %s with the adapters of %s\n", out, source.model, source.adapter);
   }
 
   // Adapters that this program trained say what their base holds.
@@ -61,7 +60,6 @@ class MergeCommand : public Command {
             "copy the adapters alone to another directory to merge them all the same");
   }
 
-  OptionTable options;
   ModelSource source;
   std::string out, save_dtype = "same";
 };

@@ -3,9 +3,28 @@
 
 #include "commands/option_table.h"
 #include "commands/text.h"
+#include "data/files/checkpoint.h"
+#include "data/files/config.h"
 #include "model/config.h"
 
 namespace streambp {
+
+// One line about a model.
+inline std::string describe(const Config& c) {
+  const Index convolutions = std::ranges::count(c.mixers, MixerKind::convolution);
+  return format(
+      "%s, %s parameters: %ld layers of width %ld%s, %ld query and %ld key/value heads of %ld, MLP %ld, vocabulary "
+      "%ld%s%s%s",
+      c.family, human_count(static_cast<double>(parameter_count(c))), c.layers, c.hidden,
+      convolutions > 0 ? format(" (%ld of them short convolutions)", convolutions) : "", c.heads, c.kv_heads,
+      c.head_dim, c.mlp, c.vocab, c.tied ? " (tied)" : "", c.window ? format(", window %ld", c.window) : "",
+      c.root.empty() ? "" : "; text model of a multimodal checkpoint; the other tensors stay unchanged");
+}
+
+inline void check_chunk(Index chunk, Index tile = kTile) {
+  require(chunk > 0 && chunk % tile == 0, "--chunk ", chunk, " is not a multiple of ", tile, " rows, the tile of ",
+          tile == kTile ? "all work" : "a GPU", "; try ", std::max(tile, round_up(chunk, tile)));
+}
 
 struct ModelOptions {
   std::string model, family = "llama";
@@ -13,25 +32,85 @@ struct ModelOptions {
   std::string tied = "auto";
 
   enum class Vocabulary { fixed, an_option };
-  // model_option: the option that names a model; empty: none. `on_resume` applies to the options of family and sizes.
-  void add_to(OptionTable& options, const std::string& model_option, Vocabulary vocabulary,
-              OnResume on_resume = OnResume::forgotten);
+  // model_option: the option that names a model; empty: none.
+  void add_to(OptionTable& options, const std::string& model_option, Vocabulary vocabulary) {
+    options_ = &options;
+    options.section("Model");
+    if (!model_option.empty())
+      options.add(model_option, &model,
+                  "A config.json, a model directory, a run directory, or a name such as qwen3-8b that streambp "
+                  "list models shows");
+    const Check size = checks::between(1, kLargestSize);
+    auto add = [&](const char* flag, Target value, const std::string& help, const Check& check,
+                   const char* shown = "") {
+      size_flags_.push_back(flag);
+      options.add(flag, value, help, check, shown);
+    };
+    std::vector<std::string> families;
+    for (const ModelFamily& f : model_families()) families.push_back(f.name);
+    add("--family", &family, "A family that streambp list families shows", checks::one_of(families));
+    add("--hidden", &hidden, "Width of the residual stream", size);
+    add("--layers", &layers, "Number of layers", size);
+    add("--heads", &heads, "Query heads", size);
+    add("--kv-heads", &kv_heads, "Key/value heads, a divisor of --heads (default: half of --heads; gpt2: all)", size,
+        "none");
+    add("--head-dim", &head_dim, "Width of a head (default: hidden / heads)", size, "none");
+    add("--mlp", &mlp, "Width of the MLP (default: 8/3 of hidden; gpt2: 4 times)", size, "none");
+    add("--window", &window, "Window of local layers, in families that have them (default: 256)", size, "none");
+    add("--tied", &tied, "Tie the head to the embedding: yes, no, or auto (as most models of the family)",
+        checks::one_of({"auto", "yes", "no"}));
+    if (vocabulary == Vocabulary::an_option) add("--vocab", &vocab, "Vocabulary size", size);
+  }
 
   bool sizes_given() const { return options_->any_given(size_flags_); }
 
   // max_length: the number of learned positions.
-  Config config(Index max_length) const;
+  Config config(Index max_length) const {
+    if (!model.empty()) return named();
+    const ModelFamily& f = family_named(family);
+    const auto is_stored = [](const Field& field) {
+      const auto* size = std::get_if<Member<Index>>(&field.meaning);
+      return size && *size == &Config::kv_heads && *field.name;
+    };
+    const bool all_heads = std::ranges::none_of(f.fields, is_stored);
+    require(head_dim > 0 || hidden % heads == 0, "--hidden ", hidden, " is not divisible by --heads ", heads,
+            "; choose sizes that divide, or give --head-dim");
+    require(!all_heads || ((kv_heads == 0 || kv_heads == heads) && (head_dim == 0 || head_dim * heads == hidden)),
+            family,
+            " has as many key/value heads as query heads, and they divide --hidden evenly; leave out --kv-heads and ",
+            "--head-dim");
+    require(window == 0 || f.defaults.window > 0, "--window: ", family, " has no sliding window; leave it out");
+    const Index kv = kv_heads ? kv_heads : all_heads || heads % 2 != 0 ? heads : heads / 2;
+    const Index width = mlp ? mlp : f.defaults.gated() ? round_up(hidden * 8 / 3, 32) : 4 * hidden;
+    const bool is_tied = tied == "yes" || (tied == "auto" && f.defaults.tied);
+    Config c = make_config(
+        family, {vocab, hidden, layers, heads, kv, head_dim ? head_dim : hidden / heads, width, max_length, is_tied});
+    if (f.defaults.window > 0) c.window = window ? window : 256;
+    validate(c);
+    return c;
+  }
 
  private:
-  Config named() const;
+  Config named() const {
+    options_->only(
+        size_flags_, false,
+        " sets a size of a new model, but " + quote(model) + " already has its sizes; leave out one of them");
+    const auto known = known_models();
+    if (known.contains(model)) return known.at(model);
+    const std::string path = local_model(model);
+    std::string name = model.substr(model.rfind('/') + 1);  // Qwen/Qwen3-8B is qwen3-8b
+    for (char& c : name) c = static_cast<char>(std::tolower(c));
+    std::error_code error;
+    if (!fs::exists(path, error) && known.contains(name)) return known.at(name);
+    require(
+        fs::exists(path, error), quote(model),
+        " is neither the name of a known model (streambp list models shows them) nor a config.json or model directory",
+        how_to_download(model));
+    return read_config(fs::is_directory(path) ? model_directory(path) : path);
+  }
 
   OptionTable* options_ = nullptr;
   std::vector<std::string> size_flags_;
 };
-
-// One line about a model.
-std::string describe(const Config& c);
-
-void check_chunk(Index chunk, Index tile = kTile);
 
 }  // namespace streambp

@@ -1,8 +1,6 @@
 #include "commands/option_table.h"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
-#include <cmath>
 
 #include "commands/help.h"
 #include "commands/other_names.h"
@@ -65,12 +63,6 @@ Json to_json(const Target& target) {
 // An empty text has no hash.
 std::string hash_or_empty(const std::string& text) { return text.empty() ? "" : hash_of(text); }
 
-// What a checkpoint holds.
-Json stored_value(const Row& row) {
-  return row.on_resume == OnResume::hashed ? Json(hash_or_empty(*std::get<std::string*>(row.value)))
-                                           : to_json(row.value);
-}
-
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
 
 // Underscores and dashes are alike: "--a-b" becomes "--a-b,--a_b".
@@ -85,19 +77,11 @@ std::string with_underscores(const std::string& names) {
   return all;
 }
 
-// What is wrong with a value of the option, from the command line or a checkpoint.
-std::string wrong(const Row& row, const Json& value) {
-  if (value.is_array()) {
-    for (const Json& element : value) {
-      if (const std::string error = wrong(row, element); !error.empty()) return error;
-    }
-    return "";
-  }
-  if (value.is_boolean()) return "";
-  for (const Check& check : {check_of_type(row.value), row.check}) {
-    if (!check) continue;
-    if (const std::string error = check(text_of(value)); !error.empty()) return error;
-  }
+// What is wrong with a value from a checkpoint.
+std::string wrong(const std::vector<Check>& checks, const Json& value) {
+  for (const Json& one : value.is_array() ? value : Json::array({value}))
+    for (const Check& check : checks)
+      if (const std::string error = one.is_boolean() ? "" : check(text_of(one)); !error.empty()) return error;
   return "";
 }
 
@@ -115,9 +99,8 @@ Check one_of(std::vector<std::string> choices) {
 Check between(double least, double most) {
   return [=](const std::string& text) {
     const auto value = number(text);
-    return value && least <= *value && *value <= most
-               ? ""
-               : format("%s is not between %.12g and %.12g", text.c_str(), least, most);
+    return value && least <= *value && *value <= most ? ""
+                                                      : format("%s is not between %.12g and %.12g", text, least, most);
   };
 }
 
@@ -166,12 +149,14 @@ OptionTable::OptionTable(CLI::App& program, const std::string& command, const st
   });
 }
 
-void OptionTable::add(const std::string& flag, Row row) { add(flag, std::move(row), Value::required); }
-void OptionTable::add_with_optional_value(const std::string& flag, Row row) {
-  add(flag, std::move(row), Value::optional);
+void OptionTable::add_with_optional_value(const std::string& flag, const Target& value, const std::string& help,
+                                          const Check& check) {
+  add(flag, value, help, check);
+  app_->get_option(flag)->expected(0, 1);
 }
 
-void OptionTable::add(const std::string& flag, Row row, Value of_option) {
+void OptionTable::add(const std::string& flag, const Target& target, const std::string& help, const Check& check,
+                      const std::string& shown) {
   std::string names = flag;
   for (const OtherName& other : other_names(app_->get_name(), flag)) {
     if (other.value) {  // it must come before the option that gets its value
@@ -190,16 +175,24 @@ void OptionTable::add(const std::string& flag, Row row, Value of_option) {
           return app_->add_option(with_underscores(names), *value, "");
         }
       },
-      row.value);
-  if (of_option == Value::optional) option->expected(0, 1);
-  const Json initial = to_json(row.value);
-  const bool is_flag = std::holds_alternative<bool*>(row.value);
+      target);
+  const Json initial = to_json(target);
+  const bool is_flag = std::holds_alternative<bool*>(target);
   if (!is_flag && !(initial.is_array() && initial.empty())) option->capture_default_str();
-  if (!row.shown_default.empty()) option->default_str(row.shown_default == "none" ? "" : row.shown_default);
-  for (const Check& check : {check_of_type(row.value), row.check}) {
-    if (check && !is_flag) option->check(CLI::Validator([=](std::string& text) { return check(text); }, ""));
-  }
-  entries_.push_back({flag, std::move(row), initial, section_});
+  if (!shown.empty()) option->default_str(shown == "none" ? "" : shown);
+  std::vector<Check> checks;
+  if (!is_flag) checks.push_back(check_of_type(target));
+  if (check) checks.push_back(check);
+  for (const Check& one : checks) option->check(CLI::Validator([=](std::string& text) { return one(text); }, ""));
+  entries_.push_back({flag, target, help, checks, initial, section_});
+}
+
+void OptionTable::can_resume(const Resumed& options) {
+  for (Entry& e : entries_) e.on_resume = OnResume::fixed;
+  for (const auto& [flags, what] : {std::pair(options.kept, OnResume::kept),
+                                    {options.hashed, OnResume::hashed},
+                                    {options.forgotten, OnResume::forgotten}})
+    for (const std::string& flag : flags) std::ranges::find(entries_, flag, &Entry::flag)->on_resume = what;
 }
 
 void OptionTable::require(const std::string& flag) { app_->get_option(flag)->required(); }
@@ -226,7 +219,7 @@ std::string OptionTable::help(Pages pages) const {
 
 std::string OptionTable::help(const Entry& e, Pages pages) const {
   const CLI::Option& option = *app_->get_option(e.flag);
-  std::string name = e.flag, text = e.row.help;
+  std::string name = e.flag, text = e.help;
   if (option.get_type_size() > 0) name += " " + option.get_type_name();
   if (option.get_expected_max() > 1) name += " ...";
   if (option.get_required()) text += " (required)";
@@ -259,7 +252,10 @@ void OptionTable::require_alone(const std::string& flag) const {
 Json OptionTable::lasting() const {
   Json options = Json::object();
   for (const Entry& e : entries_) {
-    if (e.row.on_resume != OnResume::forgotten) options[e.flag] = stored_value(e.row);
+    if (e.on_resume == OnResume::hashed)
+      options[e.flag] = hash_or_empty(*std::get<std::string*>(e.value));
+    else if (e.on_resume != OnResume::forgotten)
+      options[e.flag] = to_json(e.value);
   }
   return options;
 }
@@ -267,12 +263,12 @@ Json OptionTable::lasting() const {
 std::set<std::string> OptionTable::secrets() const {
   std::set<std::string> flags;
   for (const Entry& e : entries_)
-    if (e.row.on_resume == OnResume::hashed) flags.insert(e.flag);
+    if (e.on_resume == OnResume::hashed) flags.insert(e.flag);
   return flags;
 }
 
 void OptionTable::check_hashed(const Entry& entry, const std::string& stored, const std::string& run) const {
-  const std::string here = *std::get<std::string*>(entry.row.value);
+  const std::string here = *std::get<std::string*>(entry.value);
   const std::string started = ": the run in " + run + " was started with";
   streambp::require(stored.empty() || given(entry.flag), entry.flag, started,
                     " this option, which is not stored; give the same value again");
@@ -285,29 +281,29 @@ void OptionTable::restore(const Json& options, const std::string& file, const st
   streambp::require(options.is_object(), file, ": \"options\" is not an object; is the file complete?");
   const bool one_of_these_given = any_given(together_);
   for (const Entry& e : entries_) {
-    if (e.row.on_resume == OnResume::forgotten) continue;
+    if (e.on_resume == OnResume::forgotten) continue;
     const bool is_together = std::find(together_.begin(), together_.end(), e.flag) != together_.end();
-    if (e.row.on_resume == OnResume::kept && (given(e.flag) || !options.contains(e.flag))) continue;
+    if (e.on_resume == OnResume::kept && (given(e.flag) || !options.contains(e.flag))) continue;
     if (is_together && one_of_these_given) continue;
     streambp::require(options.contains(e.flag), file, ": the option ", e.flag, " is missing");
     const Json& stored = options[e.flag];
-    const Json here = to_json(e.row.value);
+    const Json here = to_json(e.value);
     const bool alike =
         (stored.is_number() && here.is_number() && (stored.is_number_integer() || !here.is_number_integer())) ||
         stored.type() == here.type();
     streambp::require(alike, file, ": the option ", e.flag, " has a value of the wrong type");
-    if (e.row.on_resume == OnResume::hashed) {
+    if (e.on_resume == OnResume::hashed) {
       check_hashed(e, stored.get<std::string>(), run);
       continue;
     }
     // A default may be a special value that the command line does not accept, such as an empty string.
-    const std::string error = stored == e.initial ? "" : wrong(e.row, stored);
+    const std::string error = stored == e.initial ? "" : wrong(e.checks, stored);
     streambp::require(error.empty(), file, ": the option ", e.flag, ": ", error, "; is the file damaged?");
     // "auto" agrees with the value that it was resolved to.
     streambp::require(!given(e.flag) || here == stored || here == "auto", e.flag, " ", here.dump(), ": the run in ",
                       run, " was started with ", stored.dump(), "; leave the option out, or start a new run");
     try {
-      std::visit([&](auto* value) { stored.get_to(*value); }, e.row.value);
+      std::visit([&](auto* value) { stored.get_to(*value); }, e.value);
     } catch (const Json::exception&) {
       fail(file, ": the option ", e.flag, " has a value of the wrong type");
     }

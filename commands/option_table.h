@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <set>
-#include <string>
 #include <variant>
 #include <vector>
 
@@ -44,14 +43,6 @@ enum class OnResume {
 using Target =
     std::variant<bool*, Index*, double*, std::uint64_t*, std::string*, std::vector<std::string>*, std::vector<Index>*>;
 
-struct Row {
-  Target value;
-  std::string help;
-  Check check = {};
-  OnResume on_resume = OnResume::forgotten;
-  std::string shown_default = {};  // the default shown by --help, if it differs from the value
-};
-
 class OptionTable {
  public:
   // Adds a command to the program. run() is called once its options are parsed.
@@ -59,15 +50,24 @@ class OptionTable {
 
   // Rows added from now on appear under this heading in --help.
   void section(const std::string& heading) { section_ = heading; }
-  // A flag begins with "--"; a name without it is a positional argument.
-  void add(const std::string& flag, Row row);
+  // A flag begins with "--"; a name without it is a positional argument. shown: the default that --help shows, if it is not
+  // the value; "none": nothing.
+  void add(const std::string& flag, const Target& value, const std::string& help, const Check& check = {},
+           const std::string& shown = "");
   // The same, but the value of the option may be omitted.
-  void add_with_optional_value(const std::string& flag, Row row);
+  void add_with_optional_value(const std::string& flag, const Target& value, const std::string& help,
+                               const Check& check = {});
   void require(const std::string& flag);
   // What --help shows, in this order; --help-all shows every option. Without it both show all.
   void first_page(std::vector<std::string> flags) { first_page_ = std::move(flags); }
   // These options form one setting: if one of them is given, --resume restores none of them.
   void keep_together(std::vector<std::string> flags) { together_ = std::move(flags); }
+
+  // A run of this command can be resumed; options that are in none of these lists are fixed.
+  struct Resumed {
+    std::vector<std::string> kept, hashed, forgotten;
+  };
+  void can_resume(const Resumed& options);
 
   // Refuses these options unless `applies`: "FLAG WHY".
   void only(const std::vector<std::string>& flags, bool applies, const std::string& why) const;
@@ -86,13 +86,13 @@ class OptionTable {
  private:
   struct Entry {
     std::string flag;
-    Row row;
+    Target value;
+    std::string help;
+    std::vector<Check> checks;
     Json initial;  // the default
     std::string section;
+    OnResume on_resume = OnResume::forgotten;
   };
-
-  enum class Value { required, optional };
-  void add(const std::string& flag, Row row, Value of_option);
   enum class Pages { first, all };
   std::string help(Pages pages) const;
   std::string help(const Entry& entry, Pages pages) const;

@@ -2,8 +2,6 @@
 // with the reason.
 #pragma once
 
-#include <algorithm>
-#include <string>
 #include <vector>
 
 #include "parallel/processes.h"

@@ -2,10 +2,39 @@
 #pragma once
 
 #include "commands/option_table.h"
+#include "commands/text.h"
 #include "data/files/adapters.h"
+#include "data/files/checkpoint.h"
+#include "data/files/hash.h"
 #include "training/blocks.h"
 
 namespace streambp {
+
+// Declares --base, and says what it stands for.
+inline void add_base_option(OptionTable& options, std::string& base) {
+  options.add("--base", &base,
+              "nf4: keep the linear layers' weights in 4 bits (QLoRA); plain: as the model's files hold them",
+              checks::one_of({"plain", "nf4"}));
+}
+
+inline void apply_base(const std::string& base, Config& c) {
+  if (base == "nf4") c.base = Base::nf4;
+  if (c.base == Base::plain) return;
+  require(!c.adapters.empty(), "a base in 4 bits is never saved, so only its adapters can be trained; add --lora RANK");
+  for (const Parameter& p : trained_parameters(c))
+    require(*p.group == 0, p.name, " is trained, but weights in 4 bits are frozen; leave out --base or --train");
+}
+
+// "17.4M of 8.2B parameters are trained"; empty if all are.
+inline std::string describe_trained(const Config& c) {
+  const Index trained = trained_count(c), all = parameter_count(c);
+  if (!c.trained) return "";
+  return format("%s of %s parameters are trained%s", human_count(static_cast<double>(trained)),
+                human_count(static_cast<double>(all)),
+                c.adapters.empty()
+                    ? ""
+                    : format(", adapters of %s", counted(static_cast<Index>(c.adapters.size()), "linear layer")));
+}
 
 struct PartOptions {
   LoraSettings lora;  // its alpha is 0 by default: twice the rank
@@ -13,29 +42,91 @@ struct PartOptions {
   BlockSettings blocks;
   std::string block_order = "random", base = "plain";
 
-  void add_to(OptionTable& options, OnResume on_resume = OnResume::forgotten);
+  enum class Of { step, run };  // only a run takes turns
+  void add_to(OptionTable& options, Of of = Of::step) {
+    options_ = &options;
+    options.section("What is trained");
+    options.add("--lora", &lora.rank, "Train low-rank adapters of this rank beside the frozen model (LoRA); 0: none",
+                checks::between(0, 1 << 14));
+    options.add("--lora-alpha", &lora.alpha, "Adapters are multiplied by this / rank", checks::positive(),
+                "twice the rank");
+    options.add("--lora-on", &lora.on,
+                "Linear layers with adapters: all, attention, mlp, or names such as q_proj v_proj");
+    options.add("--rslora", &lora.rank_stabilised, "Divide alpha by the square root of the rank (rsLoRA)");
+    options.add("--train", &train,
+                "Train only the parameters with names that this regular expression matches, such as "
+                "'model.layers.(2[0-9]|3[0-5]).*'; with --lora: parameters of the base to train as well",
+                {}, "all; with --lora none");
+    options.add("--blocks", &blocks.layers,
+                "Train one block of this many layers at a time (BAdam), all others frozen; 0: all at once",
+                checks::between(0, kMostLayers));
+    if (of == Of::run) {
+      options.add("--block-steps", &blocks.steps, "Steps until the next block", checks::between(1, 1 << 30));
+      options.add("--block-order", &block_order, "random, ascending or descending",
+                  checks::one_of({"random", "ascending", "descending"}));
+    }
+    add_base_option(options, base);
+  }
   static inline const std::vector<std::string> kFlags = {"--lora",  "--lora-alpha", "--lora-on",     "--rslora",
                                                          "--train", "--blocks",     "--block-steps", "--block-order"};
 
-  void check() const;
+  void check() const {
+    options_->only({"--lora-alpha", "--lora-on", "--rslora"}, adapters(), " needs --lora RANK");
+    options_->only({"--block-steps", "--block-order"}, blocks.layers > 0, " needs --blocks LAYERS");
+    require(!blocks || (!adapters() && train.empty()), "--blocks says what is trained; leave out --lora and --train");
+  }
   bool adapters() const { return lora.rank > 0; }
-  LoraSettings settings() const;
-  BlockSettings block_settings(std::uint64_t seed) const;
+  LoraSettings settings() const {
+    LoraSettings s = lora;
+    if (s.alpha == 0) s.alpha = 2 * static_cast<double>(s.rank);
+    return s;
+  }
+  BlockSettings block_settings(std::uint64_t seed) const {
+    BlockSettings s = blocks;
+    s.seed = seed;
+    s.order = block_order == "random"      ? BlockOrder::random
+              : block_order == "ascending" ? BlockOrder::ascending
+                                           : BlockOrder::descending;
+    return s;
+  }
   // Sets what is trained of a model.
-  void apply(Config& c) const;
+  void apply(Config& c) const {
+    check();
+    choose(c);
+    apply_base(base, c);
+  }
 
  private:
-  void choose(Config& c) const;
+  void choose(Config& c) const {
+    if (blocks) {  // the lowest block needs the most memory
+      require(c.layers % blocks.layers == 0, "--blocks ", blocks.layers, ": the model's ", c.layers,
+              " layers are not a multiple of this");
+      c.trained = names_of_block(c, blocks, 0);
+      return;
+    }
+    if (!train.empty()) {
+      const NamePattern pattern("--train", train);
+      std::string names;
+      c.trained.emplace();
+      for (const Parameter& p : parameters_of(c)) {
+        if (pattern.matches(p.name)) c.trained->insert(p.name);
+        if (names.size() < 200) names += " " + p.name;
+      }
+      require(!c.trained->empty(), "--train ", quote(train), ": no parameter has such a name; the first ones are",
+              names);
+    }
+    if (!adapters()) return;
+    if (!c.trained) c.trained.emplace();
+    c.adapters = new_adapters(c, settings());
+    for (const auto& [layer, size] : c.adapters) {
+      for (const char* part : {".weight", ".bias"})
+        require(!c.trained->contains(layer + part), "--train matches ", layer, part,
+                ", but the layer has an adapter; choose one of them (--lora-on names the layers with adapters)");
+    }
+  }
 
   OptionTable* options_ = nullptr;
 };
-
-// Declares --base, and says what it stands for.
-void add_base_option(OptionTable& options, std::string& base, OnResume on_resume = OnResume::forgotten);
-void apply_base(const std::string& base, Config& c);
-
-// "17.4M of 8.2B parameters are trained"; empty if all are.
-std::string describe_trained(const Config& c);
 
 // A model, perhaps with adapters, as the options --model and --adapter name it.
 struct ModelSource {
@@ -43,10 +134,38 @@ struct ModelSource {
   std::string base = "plain";
 
   // Resolves run directories. Without a model, the adapter's files name it.
-  void resolve();
-  Config config() const;
+  void resolve() {
+    require(!model.empty() || !adapter.empty(), "--model is required");
+    if (!adapter.empty()) adapter = adapter_directory(adapter);
+    if (model.empty()) {
+      model = AdapterDirectory(adapter).base();
+      std::error_code error;
+      const Json state = is_complete_checkpoint(adapter) ? read_sealed_json(state_of(adapter)) : Json::object();
+      model = state.value("base_directory", model);
+      require(fs::is_directory(model, error), adapter, ": its base ", quote(model),
+              " is not a directory on this machine; name the base with --model");
+      require(!state.contains("base") || state["base"] == contents_key(model_directory(model)), model,
+              ": has changed since the adapters of ", adapter,
+              " were trained; restore it, or name a base with --model");
+    }
+    model = model_directory(model);
+  }
+  Config config() const {
+    Config c = read_config(model);
+    if (!adapter.empty()) AdapterDirectory(adapter).add_to(c);
+    if (adapter.empty()) {
+      if (base == "nf4") c.base = Base::nf4;
+    } else {
+      apply_base(base, c);
+    }
+    return c;
+  }
   std::string name() const { return adapter.empty() ? model : adapter; }
-  void add_to(OptionTable& options);
+  void add_to(OptionTable& options) {
+    options.add("--model", &model, "A model directory or a run directory; not needed if --adapter names its base");
+    options.add("--adapter", &adapter, "A directory of LoRA adapters in PEFT's layout, or a run that trained them");
+    add_base_option(options, base);
+  }
 };
 
 }  // namespace streambp

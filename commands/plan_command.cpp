@@ -5,7 +5,6 @@
 #include "commands/model_options.h"
 #include "commands/objective_options.h"
 #include "commands/part_options.h"
-#include "commands/plan_alternatives.h"
 #include "commands/plan_files.h"
 #include "commands/rank_options.h"
 #include "commands/rate_options.h"
@@ -34,51 +33,44 @@ constexpr const char* kPlanDescription =
 
 class PlanCommand : public Command {
  public:
-  explicit PlanCommand(CLI::App& app) : options(app, "plan", kPlanDescription, [this] { run(); }) {
+  explicit PlanCommand(CLI::App& app) : Command(app, "plan", kPlanDescription) {
     model.add_to(options, "model", ModelOptions::Vocabulary::an_option);
     options.section("Step");
-    options.add("--length", {&length, "Tokens of a micro-batch's stream", checks::between(1, kLongestStream),
-                             OnResume::forgotten, "none"});
-    options.add("--chunk", {&chunk,
-                            "Stream mode: rows per chunk, the unit of recomputation (default: 512; on a GPU 2048)",
-                            {},
-                            OnResume::forgotten,
-                            "none"});
+    options.add("--length", &length, "Tokens of a micro-batch's stream", checks::between(1, kLongestStream), "none");
+    options.add("--chunk", &chunk,
+                "Stream mode: rows per chunk, the unit of recomputation (default: 512; on a GPU 2048)", {}, "none");
     budget.add_to(options, "Budget of the device's memory, such as 80GiB", "none, with --keep far unlimited");
-    options.add("--accumulate",
-                {&micro_batches,
-                 "Micro-batches per step, of all ranks together. With one, the gradient reuses the memory of saved "
-                 "layer inputs; with more, the whole gradient stays in memory",
-                 checks::between(1, 1 << 12), OnResume::forgotten, "1; one per token stream"});
+    options.add("--accumulate", &micro_batches,
+                "Micro-batches per step, of all ranks together. With one, the gradient reuses the memory of saved "
+                "layer inputs; with more, the whole gradient stays in memory",
+                checks::between(1, 1 << 12), "1; one per token stream");
     ranks.add_planned_to(options);
     device.add_to(options, {"bf16", "f32", "f64"}, DeviceOptions::Optimizers::optional);
     given_rates.add_to(options);
     budget.add_directory_to(options);
     objectives.add_to(options);
-    options.add("--group",
-                {&group_size, "grpo: completions of a prompt, all in one stream", checks::between(1, 1 << 16)});
+    options.add("--group", &group_size, "grpo: completions of a prompt, all in one stream",
+                checks::between(1, 1 << 16));
     part.add_to(options);
     options.section("Output");
-    options.add("--sweep", {&sweep,
-                            "Write peak memory against length for each mode to this JSON file, with --memory "
-                            "also the longest stream",
-                            checks::results_file(), OnResume::forgotten, "none"});
-    options.add("--timeline",
-                {&timeline_file,
-                 "Write a page (.html) that plays one step in each mode: its memory, what lives in each layer and "
-                 "chunk, and the operation that runs",
-                 checks::page(), OnResume::forgotten, "none"});
-    options.add("--curve", {&curve,
-                            "Show what more memory buys: the fastest step, and what it keeps, from the least memory to "
-                            "everything kept"});
-    options.add("--json", {&json_file, "Also write the answer to this JSON file", checks::results_file(),
-                           OnResume::forgotten, "none"});
+    options.add("--sweep", &sweep,
+                "Write peak memory against length for each mode to this JSON file, with --memory "
+                "also the longest stream",
+                checks::results_file());
+    options.add("--timeline", &timeline_file,
+                "Write a page (.html) that plays one step in each mode: its memory, what lives in each layer and "
+                "chunk, and the operation that runs",
+                checks::page());
+    options.add("--curve", &curve,
+                "Show what more memory buys: the fastest step, and what it keeps, from the least memory to "
+                "everything kept");
+    options.add("--json", &json_file, "Also write the answer to this JSON file", checks::results_file());
     options.first_page({"model", "--length", "--memory", "--far-memory", "--optimizer", "--lora", "--accumulate",
                         "--objective", "--ranks", "--sequence-ranks", "--curve", "--timeline", "--json"});
   }
 
  private:
-  void run() {
+  void run() override {
     complete();
     rates = given_rates.assumed(settings);
     measured = given_rates.measured(settings, room().far > 0 ? FarRate::measured : FarRate::assumed, budget.directory);
@@ -130,9 +122,9 @@ class PlanCommand : public Command {
   void introduce() {
     const std::string trained = describe_trained(settings.config);
     const bool on_gpu = settings.device == DeviceKind::cuda;
-    print("%s\n%s%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
-          trained.c_str(), Escape{trained.empty() ? "" : "\n"}, device.dtype.c_str(), on_gpu ? "GPU" : "CPU",
-          device.optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(), objectives.objective.c_str());
+    print("%s\n%s%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config), trained,
+          Escape{trained.empty() ? "" : "\n"}, device.dtype, on_gpu ? "GPU" : "CPU", device.optimizer,
+          counted(micro_batches, "micro-batch"), objectives.objective);
     result = {{"config", config_to_json(settings.config)},
               {"device", on_gpu ? "cuda" : "cpu"},
               {"dtype", device.dtype},
@@ -142,8 +134,8 @@ class PlanCommand : public Command {
               {"name", model.model},
               {"accumulate", micro_batches}};
     if (ranks.ranks == 1) return;
-    print("Rank 0 of %ld: %s at a time, %s each\n\n", ranks.ranks,
-          counted(settings.ranks.streams(), "token stream").c_str(), counted(ranks.sequence_ranks, "rank").c_str());
+    print("Rank 0 of %ld: %s at a time, %s each\n\n", ranks.ranks, counted(settings.ranks.streams(), "token stream"),
+          counted(ranks.sequence_ranks, "rank"));
     result["ranks"] = ranks.ranks, result["sequence_ranks"] = ranks.sequence_ranks, result["shard"] = ranks.sharded;
   }
 
@@ -182,7 +174,7 @@ class PlanCommand : public Command {
   Schedule schedule(Mode mode, Index rows) const { return schedule_for(mode, settings, rows, chunk); }
 
   void usage(Index rows) {
-    print("Peak memory and work of a step on a stream of %ld tokens%s:\n\n", rows, shared_out(rows).c_str());
+    print("Peak memory and work of a step on a stream of %ld tokens%s:\n\n", rows, shared_out(rows));
     std::vector<std::string> header = {""};
     std::vector<Usage> usages;
     const auto column = [&](const char* name, Mode mode) {
@@ -218,7 +210,7 @@ class PlanCommand : public Command {
     add("predicted time", [&](const Usage& u) { return human_seconds(seconds(u).total()); });
     table.print();
     const Schedule stream = schedule(Mode::stream, rows);
-    print("\n(stream: chunks of %ld rows%s, logits of %ld rows)\n", stream.chunk, in_blocks(stream.block).c_str(),
+    print("\n(stream: chunks of %ld rows%s, logits of %ld rows)\n", stream.chunk, in_blocks(stream.block),
           stream.head_chunk);
     print("(chunked-loss: checkpointing of whole layers, with such logits, as in other trainers)\n");
     print_prediction(header.back(), seconds(usages.back()));
@@ -261,12 +253,12 @@ class PlanCommand : public Command {
     if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", measured.link / 1e9);
     if (given_rates.are_assumed(settings.device))
       text += "; the rates are assumed, those of an H100: give measured ones with --rates";
-    print("(predicted time of %s: %s)\n", step.c_str(), text.c_str());
+    print("(predicted time of %s: %s)\n", step, text);
   }
 
   // False: no stream fits.
   bool longest(const Capacity& room) {
-    print("Longest token stream in %s%s:\n\n", human_bytes(room.near).c_str(), far_room(room).c_str());
+    print("Longest token stream in %s%s:\n\n", human_bytes(room.near), far_room(room));
     std::vector<std::string> header = {"mode", "tokens", "peak", "FLOPs", "predicted"};
     if (room.far > 0) header.insert(header.begin() + 3, "far");
     if (documents > 1) header.push_back("of each document");
@@ -293,7 +285,7 @@ class PlanCommand : public Command {
       table.add(row);
     }
     table.print();
-    print("\n(stream: chunks of %ld rows%s%s)\n", chunk, blocks.c_str(), far_part(stream).c_str());
+    print("\n(stream: chunks of %ld rows%s%s)\n", chunk, blocks, far_part(stream));
     print("(chunked-loss: checkpointing of whole layers, logits in chunks, as in other trainers)\n");
     return result["longest"]["stream"] > 0;
   }
@@ -308,16 +300,15 @@ class PlanCommand : public Command {
       print_error(
           "streambp: a step on %ld tokens needs at least %s%s, more than the %s%s allowed; use %smore --memory%s "
           "or a shorter --length\n",
-          length, human_bytes(least.peak),
-          least.far > 0 ? format(" and %s of far memory", human_bytes(least.far).c_str()) : "", human_bytes(room.near),
-          far_room(room), budget.remedy(), room.far > 0 ? ", more --far-memory" : "");
+          length, human_bytes(least.peak), least.far > 0 ? format(" and %s of far memory", human_bytes(least.far)) : "",
+          human_bytes(room.near), far_room(room), budget.remedy(), room.far > 0 ? ", more --far-memory" : "");
       return false;
     }
     settings.places = found.places, fastest = found;
     const std::string parts = describe(found.kept, settings.config);
     result["chunk"] = chunk = found.chunk, result["block"] = found.block, result["kept"] = parts;
-    print("Fastest in %s%s: chunks of %ld rows%s%s\nkept beside layer inputs: %s\n\n", human_bytes(room.near).c_str(),
-          far_room(room).c_str(), chunk, in_blocks(found.block).c_str(), far_part(found.usage).c_str(), parts.c_str());
+    print("Fastest in %s%s: chunks of %ld rows%s%s\nkept beside layer inputs: %s\n\n", human_bytes(room.near),
+          far_room(room), chunk, in_blocks(found.block), far_part(found.usage), parts);
     return true;
   }
 
@@ -356,12 +347,10 @@ class PlanCommand : public Command {
 
   static std::string far_room(const Capacity& room) {
     if (room.far == 0) return "";
-    return room.far == Plan::kUnlimited ? " and far memory"
-                                        : format(" and %s of far memory", human_bytes(room.far).c_str());
+    return room.far == Plan::kUnlimited ? " and far memory" : format(" and %s of far memory", human_bytes(room.far));
   }
   static std::string far_part(const Usage& u) { return u.far > 0 ? "; far: " + describe_far(u.far_by_kind) : ""; }
 
-  OptionTable options;
   ModelOptions model;
   ObjectiveOptions objectives;
   PartOptions part;

@@ -1,7 +1,5 @@
 // The command line of the program: its commands, --version, and how errors become messages and exit codes.
 #include <poll.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <iostream>

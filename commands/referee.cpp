@@ -1,9 +1,6 @@
 #include "commands/referee.h"
 
-#include <unistd.h>
 #include "commands/step_progress.h"
-
-#include <chrono>
 
 #include "commands/text.h"
 #include "data/files/results.h"
@@ -255,14 +252,13 @@ class Report {
 
 // Looks for a defect that explains a wrong gradient, for so many minutes.
 Verdict search(Referee& referee, Report& report, double minutes) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   int tried = 0;
   std::string last;
   bool in_time = true;
   const std::vector<Explanation> found = referee.explain([&](const std::string& defects, bool has_one) {
     show_work(defects.empty() ? "factors" : format("%d defects tried; now ", tried) + defects);
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-    in_time = passed.count() < 60 * (has_one ? std::min(minutes, kMoreMinutes) : minutes);
+    in_time = watch.seconds() < 60 * (has_one ? std::min(minutes, kMoreMinutes) : minutes);
     if (in_time && std::exchange(last, defects) != defects) ++tried;
     return in_time;
   });
@@ -283,26 +279,23 @@ Verdict search(Referee& referee, Report& report, double minutes) {
 
 void RefereeOptions::add_to(OptionTable& options) {
   options.section("Another trainer's gradient");
+  options.add("--batch", &batches_,
+              "The micro-batches of a step that another trainer recorded (scripts/dump_gradients.py), a file per rank");
   options.add(
-      "--batch",
-      {&batches_,
-       "The micro-batches of a step that another trainer recorded (scripts/dump_gradients.py), a file per rank"});
-  options.add(
-      "--against",
-      {&against_,
-       "Judge the gradient in these safetensors files: is it that of --batch, and if not, which defect explains it"});
+      "--against", &against_,
+      "Judge the gradient in these safetensors files: is it that of --batch, and if not, which defect explains it");
   std::vector<std::string> names;
   for (const Defect& d : all_defects()) names.push_back(d.name);
-  options.add("--defect", {&defect_,
-                           "Show what this defect does to the loss and the gradient of --batch, or of a random step. "
-                           "--save-gradient then writes the gradient of a trainer with this defect. streambp list "
-                           "defects shows them",
-                           checks::one_of(names)});
-  options.add("--computed-in", {&computed_in_,
-                                "Type in which the trainer computes: f32, or bf16 for any narrower one, which explains "
-                                "larger differences; auto: what the file of the gradient says, else bf16",
-                                checks::one_of({"auto", "f32", "bf16"})});
-  options.add("--minutes", {&minutes_, "Look for a defect no longer than this", checks::positive()});
+  options.add("--defect", &defect_,
+              "Show what this defect does to the loss and the gradient of --batch, or of a random step. "
+              "--save-gradient then writes the gradient of a trainer with this defect. streambp list "
+              "defects shows them",
+              checks::one_of(names));
+  options.add("--computed-in", &computed_in_,
+              "Type in which the trainer computes: f32, or bf16 for any narrower one, which explains "
+              "larger differences; auto: what the file of the gradient says, else bf16",
+              checks::one_of({"auto", "f32", "bf16"}));
+  options.add("--minutes", &minutes_, "Look for a defect no longer than this", checks::positive());
 }
 
 int RefereeOptions::run(const Subject& subject, const Outputs& outputs) const {

@@ -1,9 +1,8 @@
 // streambp report: the curves of runs, as a page.
 #include "commands/command.h"
-#include "commands/option_table.h"
-#include "commands/print.h"
 #include "commands/report.h"
 #include "commands/step_progress.h"
+#include "commands/text.h"
 
 namespace streambp {
 namespace {
@@ -19,14 +18,14 @@ constexpr const char* kReportDescription =
 
 class ReportCommand : public Command {
  public:
-  explicit ReportCommand(CLI::App& app) : options(app, "report", kReportDescription, [this] { run(); }) {
-    options.add("runs", {&runs, "Directories of runs"});
-    options.add("--html", {&page, "The page to write", checks::page(), OnResume::forgotten,
-                           "report.html of the run; of several comparison.html"});
+  explicit ReportCommand(CLI::App& app) : Command(app, "report", kReportDescription) {
+    options.add("runs", &runs, "Directories of runs");
+    options.add("--html", &page, "The page to write", checks::page(),
+                "report.html of the run; of several comparison.html");
   }
 
  private:
-  void run() {
+  void run() override {
     require(!runs.empty(), "name a run: streambp report out/run-1");
     require(runs.size() <= kMost, "at most ", kMost, " runs can be compared");
     std::vector<Json> reports;
@@ -50,7 +49,6 @@ class ReportCommand : public Command {
 
   static constexpr std::size_t kMost = 8;
 
-  OptionTable options;
   std::vector<std::string> runs;
   std::string page;
 };

@@ -3,12 +3,7 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <cstdio>
-#include <functional>
-#include <string>
 
 #include "commands/text.h"
 #include "data/progress.h"
@@ -27,19 +22,16 @@ inline Escape fresh_line() { return {on_terminal() ? "\r\033[K" : ""}; }
 
 // On a terminal, shows on one line how far the work is.
 inline void show_progress(const Progress& progress) {
-  using Clock = std::chrono::steady_clock;
   static std::string work;  // shown now
-  static Clock::time_point begun, shown;
+  static Stopwatch begun, shown;
   if (!on_terminal()) return;
-  const Clock::time_point now = Clock::now();
-  const bool done = progress.fraction >= 1;
-  if (work != progress.work) work = progress.work, begun = now;
-  if (!done && now - shown < std::chrono::milliseconds(200)) return;
-  shown = now;
+  const bool done = progress.fraction >= 1, is_new = work != progress.work;
+  if (is_new) work = progress.work, begun = {};
+  if (!done && !is_new && shown.seconds() < 0.2) return;
+  shown = {};
   const double tokens = static_cast<double>(progress.tokens) / 1e6;
-  const std::string speed = progress.tokens == 0 ? ""
-                                                 : format(", %.1fM tokens, %.2fM tokens/s", tokens,
-                                                          tokens / std::chrono::duration<double>(now - begun).count());
+  const std::string speed =
+      progress.tokens == 0 ? "" : format(", %.1fM tokens, %.2fM tokens/s", tokens, tokens / begun.seconds());
   print("%s", fresh_line());
   if (!done) print("%s: %.0f%%%s", work, 100 * progress.fraction, speed);
   std::fflush(stdout);
@@ -64,7 +56,7 @@ class StepProgress {
   StepProgress(DeviceBase& device, const std::string& name, const std::function<double()>& flops, Pace pace = usual())
       : device_(device), name_(name), flops_of_step_(flops), pace_(pace) {
     device.on_work = [this](const Work&) {
-      if (const double now = elapsed(); now >= next_) show(now), next_ = now + pace_.then;
+      if (const double now = watch_.seconds(); now >= next_) show(now), next_ = now + pace_.then;
     };
   }
   ~StepProgress() {
@@ -74,24 +66,21 @@ class StepProgress {
   StepProgress(const StepProgress&) = delete;
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   void show(double seconds) {
     if (flops_ == 0) flops_ = flops_of_step_();
     const double done = std::min(device_.flops() / flops_, 0.999);
     const std::string left = done < 0.01 ? "" : ", about " + human_seconds(seconds * (1 / done - 1)) + " left";
-    print("%s%s: %.0f%% done%s%s", fresh_line(), name_.c_str(), std::floor(100 * done), left.c_str(),
+    print("%s%s: %.0f%% done%s%s", fresh_line(), name_, std::floor(100 * done), left,
           Escape{on_terminal() ? "" : "\n"});
     std::fflush(stdout);
   }
-  double elapsed() const { return std::chrono::duration<double>(Clock::now() - begun_).count(); }
 
   DeviceBase& device_;
   const std::string name_;
   const std::function<double()> flops_of_step_;
   double flops_ = 0;
   const Pace pace_;
-  const Clock::time_point begun_ = Clock::now();
+  const Stopwatch watch_;
   double next_ = pace_.first;
 };
 

@@ -3,7 +3,6 @@
 #include "commands/chat_options.h"
 #include "commands/command.h"
 #include "commands/display.h"
-#include "commands/option_table.h"
 #include "commands/step_progress.h"
 #include "commands/text.h"
 #include "data/documents/data_checks.h"
@@ -27,26 +26,21 @@ constexpr const char* kTokenizeDescription =
 
 class TokenizeCommand : public Command {
  public:
-  explicit TokenizeCommand(CLI::App& app) : options(app, "tokenize", kTokenizeDescription, [this] { run(); }) {
-    options.add("--model", {&model, "The model's directory, with its tokenizer.json"});
-    options.add("--data",
-                {&data, "Data: files and folders; to mix them by weight in training: a.jsonl:0.7 b.jsonl:0.3"});
-    options.add("--out", {&out, "The token file to write (.safetensors)"});
+  explicit TokenizeCommand(CLI::App& app) : Command(app, "tokenize", kTokenizeDescription) {
+    options.add("--model", &model, "The model's directory, with its tokenizer.json");
+    options.add("--data", &data, "Data: files and folders; to mix them by weight in training: a.jsonl:0.7 b.jsonl:0.3");
+    options.add("--out", &out, "The token file to write (.safetensors)");
     for (const char* flag : {"--model", "--data", "--out"}) options.require(flag);
     add_chat_options(options, data_options.chat);
-    options.add("--learn", {&learn, "Tokens in the loss: answers, or all", checks::one_of({"answers", "all"})});
-    options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines instead of stopping at the first"});
-    options.add("--show",
-                {&shown, "Print the first documents, with the tokens in the loss marked", checks::between(0, 1 << 30)});
-    options.add("--render", {&rendered,
-                             "Also write each document's text, learned spans and tokens to this JSONL file",
-                             {},
-                             OnResume::forgotten,
-                             "none"});
+    options.add("--learn", &learn, "Tokens in the loss: answers, or all", checks::one_of({"answers", "all"}));
+    options.add("--skip-bad", &data_options.skip_bad, "Skip unusable lines instead of stopping at the first");
+    options.add("--show", &shown, "Print the first documents, with the tokens in the loss marked",
+                checks::between(0, 1 << 30));
+    options.add("--render", &rendered, "Also write each document's text, learned spans and tokens to this JSONL file");
   }
 
  private:
-  void run() {
+  void run() override {
     require(extension_of(out) == ".safetensors", "--out ", out,
             ": a token file is a safetensors file; name it .safetensors");
     require_replaceable(out);
@@ -56,9 +50,9 @@ class TokenizeCommand : public Command {
     }
     if (learn == "all") data_options.learn = Learn::all;
     model = model_directory(model);
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     write_tokens(data_parts(data), model, data_options, out);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = watch.seconds();
 
     const TokenFile file(out);
     const Tokenizer tokenizer = read_tokenizer(model);
@@ -67,22 +61,20 @@ class TokenizeCommand : public Command {
     for (Index i = 0; i < std::min(shown, units) * file.together(); ++i) show(tokenizer, file, i);
     if (!rendered.empty()) {
       write_file_atomically(rendered, [&](std::ostream& lines) {
-        for (Index i = 0; i < file.documents(); ++i)
-          lines << rendering(tokenizer, file, i).dump(-1, ' ', false, OrderedJson::error_handler_t::replace) << "\n";
+        for (Index i = 0; i < file.documents(); ++i) lines << text_of(rendering(tokenizer, file, i)) << "\n";
       });
     }
     const auto tokens = static_cast<double>(file.token_count()), learned = static_cast<double>(file.learned_count());
     const char* unit = kDataUnits[static_cast<int>(file.kind())];
-    print("%s: %s, %s, %ld of them in the loss (%.1f%%), the longest %s %s\n", out.c_str(),
-          counted(units, unit).c_str(), counted(file.token_count(), "token").c_str(), file.learned_count(),
-          100 * learned / tokens, unit, counted(file.longest_together(), "token").c_str());
-    print("%s tokens/s on %s\n", human_count(tokens / seconds).c_str(),
-          counted(omp_get_max_threads(), "thread").c_str());
+    print("%s: %s, %s, %ld of them in the loss (%.1f%%), the longest %s %s\n", out, counted(units, unit),
+          counted(file.token_count(), "token"), file.learned_count(), 100 * learned / tokens, unit,
+          counted(file.longest_together(), "token"));
+    print("%s tokens/s on %s\n", human_count(tokens / seconds), counted(omp_get_max_threads(), "thread"));
     for (const TokenPart& part : file.parts)
-      print("%s: %s%s\n", part.name.c_str(), counted(part.documents / file.together(), unit).c_str(),
-            part.form.empty() ? "" : (" with " + part.form).c_str());
-    for (const std::string& text : DataChecks(file, model, data_options).warnings()) print("%s\n", text.c_str());
-    if (const std::string skipped = file.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
+      print("%s: %s%s\n", part.name, counted(part.documents / file.together(), unit),
+            part.form.empty() ? "" : (" with " + part.form));
+    for (const std::string& text : DataChecks(file, model, data_options).warnings()) print("%s\n", text);
+    if (const std::string skipped = file.skipped(); !skipped.empty()) print("%s\n", skipped);
   }
 
   // A document as JSON: its text, the learned parts of it as [begin, end) in bytes, and its tokens.
@@ -111,8 +103,8 @@ class TokenizeCommand : public Command {
     const std::string what = file.preferences() ? format(", %s", i % 2 ? "rejected" : "chosen")
                              : file.groups()    ? format(", advantage %.3f", file.advantage(i).scaled)
                                                 : "";
-    print("--- %s %ld%s, %s ---\n", kDataUnits[static_cast<int>(file.kind())], i / file.together() + 1, what.c_str(),
-          counted(file.length(i), "token").c_str());
+    print("--- %s %ld%s, %s ---\n", kDataUnits[static_cast<int>(file.kind())], i / file.together() + 1, what,
+          counted(file.length(i), "token"));
     for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
       while (end < tokens.size() && learn[end] == learn[begin]) ++end;
       const Escape none{""}, open{terminal ? "\033[30;42m" : "⟦"}, close{terminal ? "\033[0m" : "⟧"};
@@ -121,14 +113,13 @@ class TokenizeCommand : public Command {
         const bool special = terminal && tokenizer.special(tokens[t]);
         while (next < end && (terminal && tokenizer.special(tokens[next])) == special) ++next;
         const std::string text = without_controls(tokenizer.decode(tokens.subspan(t, next - t)));
-        print("%s%s%s", Escape{special ? "\033[34m" : ""}, Escape{text.c_str()}, Escape{special ? "\033[39m" : ""});
+        print("%s%s%s", Escape{special ? "\033[34m" : ""}, Escape{text}, Escape{special ? "\033[39m" : ""});
       }
       print("%s", learn[begin] ? close : none);
     }
     print("\n");
   }
 
-  OptionTable options;
   std::string model, out, rendered, learn = "answers";
   std::vector<std::string> data;
   DataOptions data_options = {.progress = show_progress};

@@ -2,7 +2,6 @@
 //
 // Its parts: commands/train_options.h (options), commands/train_task.h (data, settings, memory), train.cu (the loop),
 // commands/train_report.h (console and metrics).
-#include <cstdio>
 
 #include "commands/command.h"
 #include "commands/display.h"
@@ -15,10 +14,10 @@ namespace {
 
 class TrainCommand : public Command {
  public:
-  explicit TrainCommand(CLI::App& app) : options(app, [this] { run(); }) {}
+  explicit TrainCommand(CLI::App& app) : Command(app, "train", kTrainDescription), options(Command::options) {}
 
  private:
-  void run() {
+  void run() override {
     task = prepare(options, directory);
     const StepSettings& settings = task.run.settings;
     const double machine_rate = matmul_rate(settings.device, settings.dtype);
@@ -49,17 +48,16 @@ class TrainCommand : public Command {
 
   void report_stop(Index step) {
     exit_code = 128 + static_cast<int>(largest_of_ranks(Interruption::signal()));
-    print("%sstopped  after step %ld by a signal; the checkpoint is %s\n", fresh_line(), step,
-          directory->checkpoint().c_str());
+    print("%sstopped  after step %ld by a signal; the checkpoint is %s\n", fresh_line(), step, directory->checkpoint());
     if (step < task.run.last_step())
       print("         continue with streambp train --out %s --resume%s\n", options.out, options.grpo.resume_hint());
   }
 
   void show_sample(Index step) {
     const std::string prompt = readable(task.prompt);
-    print("\nA sample, continuing \"%s\":\n\n%s", prompt, Escape{prompt.c_str()});
+    print("\nA sample, continuing \"%s\":\n\n%s", prompt, Escape{prompt});
     const Json sample = this->sample(options.sample_length, [](const std::string& text) {
-      print("%s", Escape{text.c_str()});
+      print("%s", Escape{text});
       std::fflush(stdout);
     });
     print("\n");

@@ -1,18 +1,12 @@
 // streambp verify: checks on this machine that StreamBP's gradient is the full-memory gradient.
-//
-//   exact       the float64 gradient equals the oracle's to 1e-10 (with --oracle)
-//   same bits   every mode and chunk gives the same gradient, loss and log-probs, bit for bit
-//   planned     every mode uses exactly the planned memory
-//   rounding    the error against the float64 gradient. Full memory has the same error, so it is only reported; it is a
-//               failure only if rounding in this type cannot explain it
 #include "commands/certificate.h"
 #include "commands/command.h"
 #include "commands/device_options.h"
 #include "commands/rank_options.h"
 #include "commands/referee.h"
-#include "commands/verify_output.h"
+#include "commands/verify_options.h"
 #include "data/files/checkpoint.h"
-#include "data/files/file_key.h"
+#include "data/files/hash.h"
 #include "referee/gradient_check.h"
 #include "training/engine.h"
 #include "training/plan.h"
@@ -39,42 +33,40 @@ constexpr const char* kVerifyDescription =
 
 class VerifyCommand : public Command {
  public:
-  explicit VerifyCommand(CLI::App& app) : options_(app, "verify", kVerifyDescription, [this] { run(); }) {
-    input_.add_to(options_);
-    device_.add_to(options_, {"auto", "f32", "f64", "bf16"}, {});
-    options_.add(
-        "--chunk",
-        {&chunks_, "One or more chunks for stream mode (default: 256 512 768; a certificate 256; on a GPU 2048 4096)"});
-    options_.add("--tile", {&tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests"});
-    ranks_.add_to(options_);
-    options_.section("What is verified");
-    options_.add(
-        "--oracle",
-        {&with_oracle_, "Compare with the independent oracle: slow, plain loops, memory quadratic in the length"});
-    options_.add_with_optional_value(
-        "--certificate", {&certificate_,
-                          "What holds for this model, data and settings, in one table. Without a value: all that takes "
-                          "no more than a few minutes; or one of " +
-                              join(certificate_choices()),
-                          checks::one_of(certificate_choices()), OnResume::forgotten, "none"});
-    options_.add("--run", {&run_, "Instead, check the files of this run's checkpoints against their hashes"});
-    referee_.add_to(options_);
-    output_.add_to(options_);
-    options_.first_page({"--model", "--data", "--length", "--chunk", "--dtype", "--objective", "--lora", "--oracle",
-                         "--certificate", "--run", "--batch", "--against", "--defect", "--json"});
+  explicit VerifyCommand(CLI::App& app) : Command(app, "verify", kVerifyDescription) {
+    input_.add_to(options);
+    device_.add_to(options, {"auto", "f32", "f64", "bf16"}, {});
+    options.add("--chunk", &chunks_,
+                "One or more chunks for stream mode (default: 256 512 768; a certificate 256; on a GPU 2048 4096)");
+    options.add("--tile", &tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests");
+    ranks_.add_to(options);
+    options.section("What is verified");
+    options.add("--oracle", &with_oracle_,
+                "Compare with the independent oracle: slow, plain loops, memory quadratic in the length");
+    options.add_with_optional_value(
+        "--certificate", &certificate_,
+        "What holds for this model, data and settings, in one table. Without a value: all that takes "
+        "no more than a few minutes; or one of " +
+            join(certificate_choices()),
+        checks::one_of(certificate_choices()));
+    options.add("--run", &run_, "Instead, check the files of this run's checkpoints against their hashes");
+    referee_.add_to(options);
+    output_.add_to(options);
+    options.first_page({"--model", "--data", "--length", "--chunk", "--dtype", "--objective", "--lora", "--oracle",
+                        "--certificate", "--run", "--batch", "--against", "--defect", "--json"});
   }
 
  private:
-  void run() {
+  void run() override {
     output_.check();
     if (!run_.empty()) return check_run();
     if (referee_.given()) return judge();
-    const bool certificate = options_.given("--certificate");
-    options_.only({"--oracle", "--save-gradient", "--save-batch", "--ranks", "--sequence-ranks", "--lanes", "--shard"},
-                  !certificate, " does not go with --certificate; leave it out");
+    const bool certificate = options.given("--certificate");
+    options.only({"--oracle", "--save-gradient", "--save-batch", "--ranks", "--sequence-ranks", "--lanes", "--shard"},
+                 !certificate, " does not go with --certificate; leave it out");
     require(!certificate || this_process().count == 1, "--certificate is for one process");
     choose_device();
-    options_.only({"--computed-in", "--minutes"}, false, " is for --against; leave it out");
+    options.only({"--computed-in", "--minutes"}, false, " is for --against; leave it out");
     input_.prepare();
     require(
         output_.batch.empty() || (input_.objective.kind == ObjectiveKind::sft && input_.objective.mean == Mean::tokens),
@@ -122,12 +114,12 @@ class VerifyCommand : public Command {
 
   // Judges another trainer's gradient.
   void judge() {
-    options_.only({"--objective",      "--mean",     "--preference", "--beta",       "--label-smoothing",
-                   "--margin",         "--clip-low", "--clip-high",  "--kl",         "--length",
-                   "--documents",      "--data",     "--tokens",     "--chat",       "--date",
-                   "--trust-messages", "--chunk",    "--tile",       "--ranks",      "--sequence-ranks",
-                   "--lanes",          "--shard",    "--oracle",     "--save-batch", "--certificate"},
-                  false, " does not go with --batch or --defect; leave it out");
+    options.only({"--objective",      "--mean",     "--preference", "--beta",       "--label-smoothing",
+                  "--margin",         "--clip-low", "--clip-high",  "--kl",         "--length",
+                  "--documents",      "--data",     "--tokens",     "--chat",       "--date",
+                  "--trust-messages", "--chunk",    "--tile",       "--ranks",      "--sequence-ranks",
+                  "--lanes",          "--shard",    "--oracle",     "--save-batch", "--certificate"},
+                 false, " does not go with --batch or --defect; leave it out");
     require(this_process().count == 1, "--batch and --defect are for one process");
     require(device_.device != "cuda", "--batch and --defect run on the CPU; leave out --device cuda");
     require(device_.dtype != "bf16", "--dtype bf16 is not exact enough to judge a gradient; use f64 or f32");
@@ -147,7 +139,7 @@ class VerifyCommand : public Command {
 
   // Are the files of all checkpoints as the run saved them?
   void check_run() {
-    options_.require_alone("--run");
+    options.require_alone("--run");
     const std::set<fs::path> checkpoints = all_checkpoints(run_);
     require(!checkpoints.empty(), run_, ": holds no checkpoint; name the --out directory of a run");
     for (const fs::path& checkpoint : checkpoints) {
@@ -176,11 +168,11 @@ class VerifyCommand : public Command {
 
   void choose_device() {
     const bool gpu = device_.kind() == DeviceKind::cuda;
-    require(gpu || !options_.given("--tile"), "--tile is for GPUs; on a CPU the tile is always ", kTile, " rows");
+    require(gpu || !options.given("--tile"), "--tile is for GPUs; on a CPU the tile is always ", kTile, " rows");
     settings_.tile = gpu ? tile_ : kTile;
     require(settings_.tile > 0 && settings_.tile % kTile == 0, "--tile ", tile_, " is not a multiple of ", kTile,
             " rows");
-    const bool short_one = options_.given("--certificate") && !gpu;
+    const bool short_one = options.given("--certificate") && !gpu;
     if (chunks_.empty() && gpu) chunks_ = {tile_, 2 * tile_};
     if (chunks_.empty()) chunks_ = short_one ? std::vector<Index>{256} : std::vector<Index>{256, 512, 768};
     for (Index chunk : chunks_) check_chunk(chunk, settings_.tile);
@@ -192,15 +184,13 @@ class VerifyCommand : public Command {
     const std::string weights = input_.weights.empty() ? "random weights" : "weights of " + input_.weights.string();
     const auto documents = static_cast<Index>(input_.batch.documents().size());
     const std::string trained = describe_trained(input_.config);
-    print("%s, %s\n%s%s%s on %s, %s in %s, %s, objective %s\n\n", describe(input_.config).c_str(), weights.c_str(),
-          trained.c_str(), Escape{trained.empty() ? "" : "\n"}, name(settings_.dtype),
-          device_name(settings_.device).c_str(), counted(input_.batch.size(), "token").c_str(),
-          counted(documents, "document").c_str(), counted(input_.batch.target_count(), "target").c_str(),
-          input_.objectives.objective.c_str());
+    print("%s, %s\n%s%s%s on %s, %s in %s, %s, objective %s\n\n", describe(input_.config), weights, trained,
+          Escape{trained.empty() ? "" : "\n"}, name(settings_.dtype), device_name(settings_.device),
+          counted(input_.batch.size(), "token"), counted(documents, "document"),
+          counted(input_.batch.target_count(), "target"), input_.objectives.objective);
     std::fflush(stdout);
-    what_ =
-        format("%s, %s, %s, %s, objective %s", describe(input_.config).c_str(), weights.c_str(), name(settings_.dtype),
-               counted(input_.batch.size(), "token").c_str(), input_.objectives.objective.c_str());
+    what_ = format("%s, %s, %s, %s, objective %s", describe(input_.config), weights, name(settings_.dtype),
+                   counted(input_.batch.size(), "token"), input_.objectives.objective);
     json_ = {{"config", config_to_json(input_.config)},
              {"dtype", name(settings_.dtype)},
              {"objective", input_.objectives.objective},
@@ -226,9 +216,9 @@ class VerifyCommand : public Command {
   // From here on, the oracle's gradient is the ground truth.
   void compare_with_oracle(GradientRun& truth) {
     show_work("oracle");
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     const oracle::Result result = oracle_result();
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = watch.seconds();
     const HostGradient gradient(truth.gradient, result.gradient);
     const Difference error = truth.gradient.difference(gradient);
     const double loss_error = relative(truth.loss, result.loss);
@@ -294,18 +284,17 @@ class VerifyCommand : public Command {
       print("Exact: the float64 gradient differs from the oracle's by %.1e (limit %.0e).\n", oracle_error_->relative,
             kExact);
     }
-    for (const std::string& problem : problems_) print("FAILED: %s.\n", problem.c_str());
+    for (const std::string& problem : problems_) print("FAILED: %s.\n", problem);
     if (problems_.empty()) {
       const std::string fingerprint = format("%016lx", first_->gradient.fingerprint());
       json_["fingerprint"] = fingerprint;
       const Ranks& ranks = settings_.ranks;
       const std::string where =
-          ranks.all.size == 1
-              ? "in all modes"
-              : format("on %ld ranks (%s, %s each) as in one process, in all modes", ranks.all.size,
-                       counted(ranks.streams(), "stream").c_str(), counted(ranks.sequence.size, "rank").c_str());
-      print("Verified: every bit of the gradient is the same %s. Fingerprint: %s%s\n", where.c_str(),
-            fingerprint.c_str(), settings_.device == DeviceKind::cpu ? ", on any CPU." : ".");
+          ranks.all.size == 1 ? "in all modes"
+                              : format("on %ld ranks (%s, %s each) as in one process, in all modes", ranks.all.size,
+                                       counted(ranks.streams(), "stream"), counted(ranks.sequence.size, "rank"));
+      print("Verified: every bit of the gradient is the same %s. Fingerprint: %s%s\n", where, fingerprint,
+            settings_.device == DeviceKind::cpu ? ", on any CPU." : ".");
     }
     json_["verified"] = problems_.empty(), json_["problems"] = problems_;
     for (const Difference& d : first_->gradient.differences(truth_->gradient).all())
@@ -340,13 +329,13 @@ class VerifyCommand : public Command {
     const auto engine = make_engine(settings, input_.batch.size(), planned);
     fill(*engine);
     engine->synchronize();
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     std::vector<double> logps;
     const Measures measures =
         engine->accumulate(batches, schedule, [&](std::size_t, const std::vector<double>& of_batch) {
           logps.insert(logps.end(), of_batch.begin(), of_batch.end());
         });
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = watch.seconds();
     return {measures.loss,
             seconds,
             engine->device().arena.peak(),
@@ -374,7 +363,6 @@ class VerifyCommand : public Command {
     output_.save_gradient(settings_.config, names, settings_.dtype, gradient);
   }
 
-  OptionTable options_;
   VerifyInput input_;
   RefereeOptions referee_;
   DeviceOptions device_{.optimizer = "none"};

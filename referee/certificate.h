@@ -6,11 +6,11 @@
 #include <omp.h>
 
 #include "data/files/checkpoint.h"
+#include "data/files/merge.h"
 #include "kernels/base/far_file.h"
 #include "kernels/base/inner_loops.h"
 #include "referee/gradient_check.h"
 #include "training/engine.h"
-#include "training/merge.h"
 #include "training/plan.h"
 
 namespace streambp {

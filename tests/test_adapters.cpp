@@ -1,7 +1,7 @@
 // Adapters in PEFT's files, against golden data made by PEFT (scripts/make_adapter_golden.py).
+#include "data/files/merge.h"
 #include "tests/golden.h"
 #include "tests/temporary.h"
-#include "training/merge.h"
 
 namespace streambp {
 namespace {

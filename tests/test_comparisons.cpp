@@ -92,7 +92,7 @@ TEST_F(Encoding, OfGroupsHasEveryCompletion) {
   };
   const TokenFile written = of(R"({"prompt": "ab", "completions": ["c", "de", ""], "rewards": [1, 0, 2]})");
   ASSERT_EQ(written.documents(), 3);
-  EXPECT_EQ(written.metadata().at("kind"), "groups");
+  EXPECT_EQ(written.metadata("kind"), "groups");
   EXPECT_EQ(text(written.tokens(0)), "abc</s>");
   EXPECT_EQ(text(written.tokens(1)), "abde</s>");
   EXPECT_EQ(text(written.tokens(2)), "ab</s>") << "an empty completion";

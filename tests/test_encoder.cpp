@@ -220,8 +220,8 @@ TEST_F(Encoding, StopsAtBadLinesOrCountsThem) {
   EXPECT_PRED2(contains, refusal({data}), "a.jsonl:3: \"text\" is not a string; fix it");
   const TokenFile file = tokenise({data}, {.skip_bad = true});
   EXPECT_EQ(file.documents(), 2);
-  EXPECT_EQ(file.metadata().at("skipped"), "2");
-  EXPECT_PRED2(contains, file.metadata().at("first_skipped"), "a.jsonl:3: ");
+  EXPECT_EQ(file.metadata("skipped"), "2");
+  EXPECT_PRED2(contains, file.metadata("first_skipped"), "a.jsonl:3: ");
   // A model without a layout is not a bad line.
   const fs::path chat = write("c.jsonl", R"({"messages": [{"role": "user", "content": "a"}]})");
   EXPECT_PRED2(contains, refusal({chat}, {.skip_bad = true}), "has no chat template");
@@ -234,7 +234,7 @@ TEST_F(Encoding, RefusesMixedKinds) {
                  book = write("b.txt", "A book");
   const TokenFile made = tokenise({pairs});
   EXPECT_TRUE(made.preferences());
-  EXPECT_EQ(made.metadata().at("kind"), "preferences");
+  EXPECT_EQ(made.metadata("kind"), "preferences");
   ASSERT_EQ(made.documents(), 4);
   EXPECT_EQ(text(made.tokens(2)), "ab</s>");
   EXPECT_EQ(text(made.tokens(3)), "ac</s>");
@@ -261,7 +261,7 @@ TEST_F(Encoding, RefusesMixedKinds) {
   EXPECT_PRED2(contains, refusal({bad}), "bad.jsonl:1: nothing to prefer");
   const TokenFile rest = tokenise({bad}, skip);
   EXPECT_EQ(rest.documents(), 2);
-  EXPECT_EQ(rest.metadata().at("skipped"), "1");
+  EXPECT_EQ(rest.metadata("skipped"), "1");
   EXPECT_PRED2(contains, refusal({pairs}, {.learn = Learn::all}), "--learn all is not for preferences");
 }
 

@@ -20,7 +20,7 @@ TEST_F(DataFiles, TokensRoundTrip) {
   EXPECT_EQ(file.learned_count(), 3);  // not a document's first token
   EXPECT_EQ(file.longest(), 3);
   EXPECT_EQ(file.lengths(), (std::vector<Index>{3, 1, 2}));
-  EXPECT_EQ(file.metadata().at("made_from"), "a test");
+  EXPECT_EQ(file.metadata("made_from"), "a test");
   for (Index i = 0; i < 3; ++i) {
     const auto tokens = file.tokens(i);
     const auto learn = file.learn(i);

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <string>
 
-#include "data/files/json_file.h"
+#include "data/files/files.h"
 #include "data/files/tokenizer_file.h"
 #include "kernels/base/matrix.cuh"
 

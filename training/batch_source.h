@@ -1,8 +1,6 @@
 // Where the batches of a run come from: its data, or completions that the model samples (training/grpo/online_grpo.h).
 #pragma once
 
-#include <cmath>
-
 #include "data/documents/sources.h"
 #include "data/files/mapped_file.h"
 #include "training/engine.h"

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <set>
-#include <string>
 
 #include "kernels/base/random.h"
 #include "model/parameters.h"

@@ -1,8 +1,6 @@
 // When to save a checkpoint during a run.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {

@@ -19,14 +19,6 @@ std::unique_ptr<Engine> make_engine(const StepSettings& s, Index rows, const Cap
                                   : make_cpu_bf16_engine)(s, rows, capacity);
 }
 
-void choose_gpu(const Process& p) { gpu::set_local_rank(p.local_rank); }
-
-std::string why_no_gpu() { return gpu::why_unusable(); }
-std::string gpu_note() { return gpu::note(); }
-Index gpus_for_ranks() { return gpu::count_for_ranks(); }
-std::vector<FoundGpu> found_gpus() { return gpu::found(); }
-std::string gpu_software() { return gpu::software(); }
-
 std::size_t free_memory(DeviceKind device, const Ranks& hosts) {
   return device == DeviceKind::cuda ? gpu::free_memory(hosts) : available_memory();
 }
@@ -48,8 +40,6 @@ std::string device_name(DeviceKind device) {
 }
 
 std::string product_instructions() { return cpu::instruction_sets().back(); }
-
-std::string gpu_address() { return gpu::address(); }
 
 double matmul_rate(DeviceKind device, DType dtype) {
   if (device == DeviceKind::cpu) return dtype == DType::bf16 ? cpu_bf16_matmul_rate() : cpu_f32_matmul_rate();

@@ -8,8 +8,6 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
 
 #include "generation/generate.h"

@@ -1,4 +1,4 @@
-#include "training/engine_files_on.h"
+#include "training/engine_files.h"
 
 namespace streambp {
 

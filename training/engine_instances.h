@@ -14,17 +14,10 @@ double cpu_copy_rate();
 double cpu_read_rate();
 double cpu_far_rate(const std::filesystem::path& directory);
 
-// Without a CUDA compiler, no_cuda.cpp defines these.
+// Without a CUDA compiler, no_cuda.cpp defines these, and what training/engine.h says of GPUs.
 namespace gpu {
-void set_local_rank(Index rank);
-std::string why_unusable();
-std::vector<FoundGpu> found();
-Index count_for_ranks();
-std::string software();
-std::string note();
 std::size_t free_memory(const Ranks& hosts);
 std::string name();
-std::string address();
 double copy_rate();
 double far_rate(const std::filesystem::path& directory);
 std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, const Capacity& capacity);

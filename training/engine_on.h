@@ -4,7 +4,6 @@
 
 #include "parallel/connection.cuh"
 #include "training/engine.h"
-#include "training/engine_files.h"
 #include "training/microbenchmarks.h"
 
 namespace streambp {
@@ -23,6 +22,18 @@ class GeneratorOn : public TextGenerator {
 
  private:
   Generator<Device, T> generator_;
+};
+
+// Its weights in files: defined in engine_files.h.
+template <class Device, class T, class G>
+struct EngineFiles {
+  Device& dev;
+  Trainer<Device, T, G>& trainer;
+
+  std::size_t load(const fs::path& directory, const fs::path& adapters);
+  fs::path save(const fs::path& out, const ModelLayout& layout, const Json& state);
+  void restore(const fs::path& checkpoint, const ModelLayout& layout);
+  void with_weights_of(const fs::path& directory, const std::function<void()>& f);
 };
 
 // T: type of weights and activations; G: of the gradient.

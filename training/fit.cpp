@@ -1,7 +1,6 @@
 #include "training/fit.h"
 
 #include <bit>
-#include <cmath>
 
 #include "memory/summaries.h"
 

@@ -7,7 +7,7 @@
 #include "parallel/connection.cuh"
 #include "training/engine_instances.h"
 
-namespace streambp::gpu {
+namespace streambp {
 namespace {
 
 // What nvcc compiled for: 890 is 8.9. At least the last one is there as PTX too, which the driver translates for newer GPUs.
@@ -52,14 +52,14 @@ std::string refusal_of(int gpu) {
 
 }  // namespace
 
-void set_local_rank(Index rank) { cuda::local_rank = static_cast<int>(rank); }
+void choose_gpu(const Process& process) { cuda::local_rank = static_cast<int>(process.local_rank); }
 
-std::string why_unusable() {
+std::string why_no_gpu() {
   std::string problem = cuda::unusable();
   return problem.empty() ? refusal_of(cuda::current_gpu()) : problem;
 }
 
-std::vector<FoundGpu> found() {
+std::vector<FoundGpu> found_gpus() {
   int count = 0;
   std::vector<FoundGpu> gpus;
   if (!cuda::why_none(count).empty()) return gpus;
@@ -74,18 +74,18 @@ std::vector<FoundGpu> found() {
   return gpus;
 }
 
-Index count_for_ranks() {
+Index gpus_for_ranks() {
 #ifdef STREAMBP_NCCL
   std::string problem;
   const std::vector<int> gpus = cuda::supported_gpus(problem);
   if (gpus.empty()) return 0;
   return std::ranges::count(gpus, cuda::name(gpus[0]), [](int gpu) { return cuda::name(gpu); });  // of one kind
 #else
-  return why_unusable().empty() ? 1 : 0;
+  return why_no_gpu().empty() ? 1 : 0;
 #endif
 }
 
-std::string software() {
+std::string gpu_software() {
   int driver = 0;
   cudaDriverGetVersion(&driver);
   std::string text = "for compute capability " + built_for() + ", CUDA " + cuda::cuda_version(CUDART_VERSION) + "; " +
@@ -98,18 +98,19 @@ std::string software() {
 #endif
 }
 
-std::string note() {
+std::string gpu_note() {
   const int capability = cuda::capability();
   if (has_code_for(capability)) return {};
   return "the driver now translates the GPU code for compute capability " + cuda::capability_name(capability) +
          ", which takes minutes the first time; to have it ready, " + rebuilt_for(capability);
 }
 
-std::string name() { return cuda::name(); }
-std::string address() { return cuda::address(); }
-std::size_t free_memory(const Ranks& hosts) {
+std::string gpu_address() { return cuda::address(); }
+
+std::string gpu::name() { return cuda::name(); }
+std::size_t gpu::free_memory(const Ranks& hosts) {
   const Connection<Cuda> connection(hosts);  // measures what is left beside it
   return cuda::free_memory();
 }
 
-}  // namespace streambp::gpu
+}  // namespace streambp

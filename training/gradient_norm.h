@@ -2,7 +2,6 @@
 #pragma once
 
 #include <bit>
-#include <cmath>
 
 #include "kernels/base/random.h"
 #include "training/optimizer.h"

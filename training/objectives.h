@@ -21,7 +21,6 @@
 
 #include <functional>
 #include <map>
-#include <string>
 
 #include "kernels/token_weights.h"
 #include "model/batch.h"

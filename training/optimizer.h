@@ -2,10 +2,8 @@
 // training/optimizers/.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string>
 #include <variant>
 #include <vector>
 

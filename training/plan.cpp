@@ -1,7 +1,5 @@
 #include "training/plan.h"
 
-#include <cmath>
-
 #include "training/trainer.h"
 
 namespace streambp {

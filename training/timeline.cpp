@@ -1,7 +1,5 @@
 #include "training/timeline.h"
 
-#include <cmath>
-#include <map>
 #include <numeric>
 
 #include "training/trainer.h"

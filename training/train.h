@@ -1,11 +1,6 @@
 // A training run. Fill in a Run, make its engine, and call train(), the loop in train.cu; an Observer is told what happens.
-// The program does the same: commands/train_task.cpp makes a Run from options, and commands/train_report.h is its Observer.
+// The program does the same: commands/train_task.h makes a Run from options, and commands/train_report.h is its Observer.
 #pragma once
-
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "data/documents/sources.h"
 #include "data/files/run_directory.h"

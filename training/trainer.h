@@ -2,8 +2,6 @@
 // step; on the other devices it performs the step.
 #pragma once
 
-#include <cmath>
-
 #include "model/batch.h"
 #include "streambp.cuh"
 #include "training/gradient_norm.h"

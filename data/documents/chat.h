@@ -9,7 +9,6 @@
 #pragma once
 
 #include <ctime>
-#include <string>
 #include <vector>
 
 #include "data/documents/reasoning.h"

@@ -6,9 +6,6 @@
 // together, as at inference, but split where an answer starts, because a prompt ends there.
 #pragma once
 
-#include <map>
-#include <optional>
-
 #include "data/documents/advantages.h"
 #include "data/documents/jsonl.h"
 #include "data/documents/token_file.h"

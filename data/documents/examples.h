@@ -1,14 +1,6 @@
 // Generated example data: JSON lines in the formats that training reads. They document the formats and demonstrate the
-// objectives without a download.
-//
-//   preferences   {"prompt", "chosen", "rejected"}     a question and two correct answers; the polite one is preferred
-//                                                      to the curt one
-//   answers       {"prompt", "completion"}             other questions; half of the answers are polite, half curt: data
-//                                                      for the reference model, which has no preference yet
-//   groups        {"prompt", "completions", "rewards"} other questions with four answers each; polite answers have a
-//                                                      reward of 1, curt ones of 0
-//   arithmetic    {"prompt", "completion", "answer"}   a two-digit sum with a carry; half of the completions forget the
-//                                                      carry
+// objectives without a download. Polite answers are preferred to curt ones; of `answers`, data for the reference model,
+// half are polite; in `arithmetic`, half of the completions forget the carry.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,27 +1,13 @@
-// Training examples, as JSON objects:
-//
-//   {"messages": [{"role": "user", "content": "..."}, ...]}     a conversation, with "tools" if there are any; a message can
-//                                                               have "tool_calls", "reasoning_content" and whatever else
-//                                                               the chat template reads; with "weight": 0 or
-//                                                               "train": false it is not learned
-//   {"conversations": [{"from": "human", "value": "..."}, ...]} the same (ShareGPT)
-//   {"instruction": "...", "input": "...", "output": "..."}     a question and its answer (Alpaca)
-//   {"prompt": "...", "completion": "..."}                      rendered text; or both are lists of messages
-//   {"text": "..."}                                             text
-//   {"prompt": "...", "chosen": "...", "rejected": "..."}       a preference between two completions, in either form;
-//                                                               without a prompt, both are whole conversations
-//   {"prompt": "...", "completions": [...], "rewards": [...]}   a GRPO group: completions, in either form or as token
-//                                                               ids, and their rewards; or "advantages" instead of
-//                                                               "rewards"; optionally "old_logps": for each completion
-//                                                               the log-probs of its tokens when they were sampled
-//
-// Conversations can have "chat_template_kwargs", variables of the template. Other members are ignored. A file has one
-// object per line, or a list of them.
+// Training examples, as JSON objects (docs/fine-tuning.md has their forms). A file has one object per line, or a list
+// of them. Prompts and answers are texts or lists of messages; without a prompt, "chosen" and "rejected" are whole
+// conversations. Completions of a group may be token ids, with "advantages" instead of "rewards", and with "old_logps",
+// the log-probs of their tokens when they were sampled. A message with "weight": 0 or "train": false is not learned.
 #pragma once
 
 #include <cmath>
 
 #include "data/documents/chat.h"
+#include "data/files/files.h"
 #include "data/files/lines.h"
 
 namespace streambp {
@@ -297,8 +283,7 @@ inline Example parse_group(const OrderedJson& json) {
   require_data(has_member(json, "prompt"), "\"completions\" without a \"prompt\"");
   const OrderedJson& completions = json["completions"];
   require_data(completions.is_array() && !completions.empty(), "\"completions\" is not a list of completions");
-  require_repeatable("the prompt", json["prompt"].dump(-1, ' ', false, OrderedJson::error_handler_t::replace).size(),
-                     completions.size());
+  require_repeatable("the prompt", text_of(json["prompt"]).size(), completions.size());
   Example example{.kind = Example::group};
   for (const OrderedJson& completion : completions) {
     const std::string name = "completion " + std::to_string(example.sides.size() + 1);

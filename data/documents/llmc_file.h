@@ -2,9 +2,6 @@
 // end-of-text token or Llama 3's begin-of-text token. The loss covers all other tokens.
 #pragma once
 
-#include <array>
-#include <fstream>
-
 #include "data/documents/token_writer.h"
 
 namespace streambp {

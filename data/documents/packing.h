@@ -7,10 +7,7 @@
 // little from epoch to epoch. The two documents of a preference are packed as one unit.
 #pragma once
 
-#include <map>
 #include <numeric>
-#include <span>
-#include <vector>
 
 #include "data/documents/token_file.h"
 #include "kernels/base/random.h"

@@ -8,7 +8,7 @@
 #include "data/documents/packing.h"
 #include "data/documents/token_file.h"
 #include "data/files/checkpoint.h"
-#include "data/files/file_key.h"
+#include "data/files/hash.h"
 
 namespace streambp {
 
@@ -42,14 +42,12 @@ inline std::optional<std::vector<float>> find_reference(const std::vector<std::f
     if (!std::filesystem::exists(place / reference_name(key))) continue;
     try {
       const SafetensorsFile file(place / reference_name(key));
-      const auto made = file.metadata().find("key");
-      if (made == file.metadata().end() || made->second != key || file.at("logp").count != data.token_count()) continue;
+      if (file.metadata("key") != key || file.at("logp").count != data.token_count()) continue;
       std::vector<float> logp(static_cast<std::size_t>(data.token_count()));
       read(file.at("logp"), logp.data());
       MappedFile::require_intact();
-      const auto hash = file.metadata().find("hash");
       const bool possible = std::ranges::all_of(logp, [](float x) { return std::isfinite(x) && x < 0.01f; });
-      if (possible && hash != file.metadata().end() && hash->second == hash_of(bytes_of(logp))) return logp;
+      if (possible && file.metadata("hash") == hash_of(bytes_of(logp))) return logp;
     } catch (const Error&) {  // damaged: compute it again
     }
   }

@@ -3,11 +3,6 @@
 // first.
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "data/documents/mixture.h"
 #include "data/documents/text.h"
 

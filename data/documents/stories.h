@@ -39,7 +39,7 @@ inline const List kPlaces = {"in the barn",     "under the bridge", "behind the 
                              "on the roof",     "in the garden",    "under the bed",   "behind the house",
                              "by the well",     "on the hill",      "in the cave",     "under the stairs",
                              "behind the shed", "by the gate",      "in the boat",     "on the shelf"};
-inline const List kStepData = {"apples", "pears", "nuts", "eggs", "shells", "stones", "roses", "buttons", "cakes"};
+inline const List kThings = {"apples", "pears", "nuts", "eggs", "shells", "stones", "roses", "buttons", "cakes"};
 inline const List kAnimals = {"cat", "dog", "goose", "fox", "goat", "pony"};
 inline const List kTimes = {"One sunny morning", "One windy day", "On a cold night", "Last summer", "Long ago"};
 
@@ -131,7 +131,7 @@ inline Story story(std::uint64_t seed, std::uint64_t number) {
   people.insert(people.end(), kBoys.begin(), kBoys.end());
   people = dice.some(count, people);
   const List objects = dice.some(count, kObjects), places = dice.some(count, kPlaces);
-  const List things = dice.some(kStepData.size(), kStepData);  // the people own things[0]
+  const List things = dice.some(kThings.size(), kThings);  // the people own things[0]
   Words owned = sum(dice);
   owned.merge(Words{{"A", people[0]}, {"B", people[1]}, {"things", things[0]}});
 

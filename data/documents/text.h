@@ -1,9 +1,6 @@
 // Plain text as training data: every byte is a token. The end of the text is held out for evaluation.
 #pragma once
 
-#include <string>
-#include <string_view>
-
 #include "data/files/hash.h"
 #include "model/batch.h"
 

@@ -14,7 +14,6 @@
 //   "old"          F32 [N]              optional: the log-prob of the next token when it was sampled
 #pragma once
 
-#include <bit>
 #include <optional>
 #include <span>
 
@@ -88,10 +87,10 @@ class TokenFile {
     require(end == token_count() && tokens_.size() == learn_.size(), this->path(), ": documents end after ", end,
             " tokens, and there are ", tokens_.size(), " tokens and ", learn_.size(), " entries of \"learn\"", kRemedy);
     read_parts();
-    const auto kind = metadata().find("kind");
-    if (kind == metadata().end()) return;
-    const auto known = std::ranges::find(kDataKinds, kind->second);
-    require(known != std::end(kDataKinds), this->path(), ": unknown kind ", quote(kind->second),
+    const std::string kind = metadata("kind");
+    if (kind.empty()) return;
+    const auto known = std::ranges::find(kDataKinds, kind);
+    require(known != std::end(kDataKinds), this->path(), ": unknown kind ", quote(kind),
             "; documents, preferences and groups are known", kRemedy);
     kind_ = static_cast<DataKind>(known - std::begin(kDataKinds));
     if (preferences()) require_pairs();
@@ -100,17 +99,13 @@ class TokenFile {
 
   std::string path() const { return file_.path().string(); }
   const std::string& name() const { return name_; }
-  const std::map<std::string, std::string>& metadata() const { return file_.metadata(); }
+  std::string metadata(const std::string& name) const { return file_.metadata(name); }
   // How many unusable examples of the data were skipped, and the first of them, and messages that the chat template left
   // out; empty: none.
   std::string skipped() const {
-    const auto of = [&](const char* name) {
-      const auto found = metadata().find(name);
-      return found == metadata().end() ? "" : found->second;
-    };
-    const std::string count = of("skipped"), left_out = of("left_out");
+    const std::string count = metadata("skipped"), left_out = metadata("left_out");
     if (count.empty() || count == "0") return left_out;
-    return "examples skipped: " + count + ", the first: " + of("first_skipped") + (left_out.empty() ? "" : "; ") +
+    return "examples skipped: " + count + ", the first: " + metadata("first_skipped") + (left_out.empty() ? "" : "; ") +
            left_out;
   }
   std::vector<TokenPart> parts;  // at least one
@@ -217,13 +212,11 @@ class TokenFile {
   static constexpr const char* kRemedy = "; tokenise the data again";
 
   void read_parts() {
-    const auto found = metadata().find("parts");
-    if (found == metadata().end()) {
-      parts = {{name_, "", documents()}};
-      return;
-    }
-    const std::string where = path() + ": \"parts\"";
-    const Json list = parse_json(found->second, where);
+    const std::string stored = metadata("parts"), where = path() + ": \"parts\"";
+    parts = {{name_, "", documents()}};
+    if (stored.empty()) return;
+    parts.clear();
+    const Json list = parse_json(stored, where);
     require(list.is_array() && !list.empty(), where, ": is not a list", kRemedy);
     Index all = 0;
     for (const Json& entry : list) {
@@ -317,9 +310,7 @@ inline Document document(const TokenFile& file, Index i) {
   const auto all = [](auto part) { return std::vector(part.begin(), part.end()); };
   Document document{all(file.tokens(i)), all(file.learn(i))};
   if (file.groups()) document.advantage = file.advantage(i);
-  if (!file.old().empty()) {
-    document.old = all(file.old().subspan(file.begin(i), document.tokens.size()));
-  }
+  if (!file.old().empty()) document.old = all(file.old().subspan(file.begin(i), document.tokens.size()));
   return document;
 }
 

@@ -10,7 +10,7 @@
 #include "data/documents/data_files.h"
 #include "data/documents/encoder.h"
 #include "data/documents/llmc_file.h"
-#include "data/files/file_key.h"
+#include "data/files/hash.h"
 #include "data/files/results.h"
 #include "data/files/tokenizer_file.h"
 #include "data/progress.h"
@@ -245,7 +245,7 @@ inline void write_tokens(const std::vector<DataPart>& data, const fs::path& mode
                  {"written_by", kWrittenBy},
                  {"kind", kDataKinds[static_cast<int>(tokenising.kind())]},
                  {"made_from", from},
-                 {"parts", tokenising.parts().dump(-1, ' ', false, Json::error_handler_t::replace)},
+                 {"parts", text_of(tokenising.parts())},
                  {"key", key},
                  {"fingerprint", writer.fingerprint(tokenising.kind())},
                  {"skipped", std::to_string(tokenising.skipped())},
@@ -290,11 +290,7 @@ inline TokenFile tokenised(std::vector<DataPart> data, const fs::path& model, co
   if (fs::exists(path)) {
     try {
       TokenFile file(path);
-      const auto made = file.metadata().find("key");
-      const auto tokens = file.metadata().find("fingerprint");
-      if (made != file.metadata().end() && made->second == key && tokens != file.metadata().end() &&
-          tokens->second == file.fingerprint())
-        return open(path);
+      if (file.metadata("key") == key && file.metadata("fingerprint") == file.fingerprint()) return open(path);
     } catch (const Error&) {  // damaged: tokenise again
     }
   }

@@ -1,18 +1,8 @@
-// LoRA adapters in PEFT's layout:
-//
-//   adapter_config.json           rank, alpha, and the names of the linear layers
-//   adapter_model.safetensors     base_model.model.NAME.lora_A.weight and ...lora_B.weight, and the base's parameters
-//                                 that were trained as well (modules_to_save in the configuration)
-//
-// When reading, the layers with adapters in the file must be those that the configuration names, in any of PEFT's ways.
+// LoRA adapters in PEFT's layout: adapter_config.json, and adapter_model.safetensors with
+// base_model.model.NAME.lora_A.weight and ...lora_B.weight, and the base's parameters that were trained as well
+// (modules_to_save). When reading, the layers with adapters in the file must be those that the configuration names, in
+// any of PEFT's ways.
 #pragma once
-
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "data/files/adapter_targets.h"
 #include "data/files/model_directory.h"

@@ -1,33 +1,22 @@
-// Checkpoints of a training run: a model directory that can be published as it is, and apart from it the training state:
+// Checkpoints of a training run: a model directory that can be published as it is, or one of adapters, and apart from
+// it the training state:
 //
-//   OUT/step-000100/config.json, model.safetensors, ...   the model
-//   OUT/training/step-000100/optimizer.safetensors        the optimizer's state: Adam's moments, with "m." and "v." before
-//                                                         each name (in 8 bits "m8.", "m8.scale.", ...), "master."
-//                                                         for float32 weights, and the weights themselves where the
-//                                                         model's files hold fewer bits
-//   OUT/training/step-000100/state.json                   the step, the options of the run, and a hash of every file
+//   OUT/step-000100/                                 the model
+//   OUT/training/step-000100/optimizer.safetensors   the optimizer's state, such as Adam's moments, "m." and "v." before
+//                                                    each name, and "master.": float32 weights, or the weights
+//                                                    themselves where the model's files hold fewer bits
+//   OUT/training/step-000100/state.json              the step, the options of the run, and a hash of every file
 //
-//   OUT/last, OUT/best                                    links to the newest checkpoint and to the best one
-//
-// A run that trains adapters has adapter_config.json and adapter_model.safetensors instead of the model.
-//
-// Both directories are written under temporary names and renamed once they are on disk, the model last. A checkpoint is
-// complete if both are there.
+// Both are written under temporary names and renamed once they are on disk, the model last. A checkpoint is complete if
+// both are there. OUT/last and OUT/best are links to the newest one and to the best one.
 #pragma once
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <optional>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "data/files/adapters.h"
+#include "data/files/files.h"
 #include "data/files/hash.h"
 #include "data/files/hub.h"
-#include "data/files/json_file.h"
 
 namespace streambp {
 
@@ -161,11 +150,6 @@ void for_each_optimizer_table(Model<T>& model, Optimizer& optimizer, const Model
 }
 
 // --- State ---
-
-// JSON as text. Paths may not be UTF-8.
-inline std::string text_of(const Json& json, int indent = -1) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
 
 // A JSON file with a hash of itself.
 inline void write_sealed_json(const fs::path& path, Json json) {

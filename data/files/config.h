@@ -3,13 +3,8 @@
 // Unsupported values and unknown fields are errors, because they might change what the model computes.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <map>
 #include <set>
-#include <string>
 #include <variant>
-#include <vector>
 
 #include "data/files/quantised.h"
 #include "data/files/rope_fields.h"
@@ -53,6 +48,20 @@ inline Index read_window_pattern(const Fields& f, Index usual) {
   return usual;
 }
 
+// For each layer, whether "layer_types" says that it has this type; the only other one is full attention.
+inline std::vector<bool> layers_of_type(const Fields& f, const Config& c, const char* wanted) {
+  const Json& types = f.at("layer_types");
+  require(types.is_array() && std::ssize(types) == c.layers, f.file,
+          ": \"layer_types\" must name a type for each of the ", c.layers, " layers");
+  std::vector<bool> result;
+  for (const Json& type : types) {
+    require(type == "full_attention" || type == wanted, f.file, ": \"layer_types\": ", shown(type),
+            " is not supported; \"full_attention\" and ", quote(wanted), " are");
+    result.push_back(type == wanted);
+  }
+  return result;
+}
+
 // Which layers are local: given by "layer_types", or in older files by the family's rule.
 inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) {
   const bool upper = family.local == LocalLayers::upper, most = family.local == LocalLayers::most;
@@ -64,14 +73,7 @@ inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) 
   const Index pattern = most ? read_window_pattern(f, family.global_every) : 0;
   const auto first_local = f.get<Index>("max_window_layers", 28);
   if (f.has("layer_types")) {
-    const Json& types = f.json.at("layer_types");
-    require(types.is_array() && std::ssize(types) == c.layers, f.file,
-            ": \"layer_types\" must name a type for each of the ", c.layers, " layers");
-    for (const Json& type : types) {
-      require(type == "full_attention" || type == "sliding_attention", f.file, ": \"layer_types\": ", shown(type),
-              " is not supported; \"full_attention\" and \"sliding_attention\" are");
-      c.local.push_back(type == "sliding_attention");
-    }
+    c.local = layers_of_type(f, c, "sliding_attention");
   } else if (most) {
     c.local = all_but_every_layer(pattern, c.layers);
   } else if (upper) {
@@ -100,27 +102,16 @@ inline void read_layers_without_rope(const Fields& f, const ModelFamily& family,
 
 // Which layers are short convolutions: given by "layer_types", or by "full_attn_idxs", which lists the others.
 inline void read_convolutions(const Fields& f, Config& c) {
-  c.mixers.assign(static_cast<std::size_t>(c.layers), MixerKind::convolution);
-  if (f.has("layer_types")) {
-    const Json& types = f.list("layer_types");
-    require(std::ssize(types) == c.layers, f.file, ": \"layer_types\" must name a type for each of the ", c.layers,
-            " layers");
-    for (std::size_t l = 0; l < types.size(); ++l) {
-      const bool attention = types[l] == "full_attention";
-      require(attention || types[l] == "conv", f.file, ": \"layer_types\": ", shown(types[l]),
-              " is not supported; \"full_attention\" and \"conv\" are");
-      if (attention) c.mixers[l] = MixerKind::attention;
-    }
-    f.has("full_attn_idxs");
-  } else if (f.has("full_attn_idxs")) {
-    for (const double l : f.numbers("full_attn_idxs")) {
-      require(l >= 0 && l < static_cast<double>(c.layers) && l == std::floor(l), f.file,
-              ": \"full_attn_idxs\": there is no layer ", l);
-      c.mixers[static_cast<std::size_t>(l)] = MixerKind::attention;
-    }
-  } else {
-    c.mixers.assign(static_cast<std::size_t>(c.layers), MixerKind::attention);
+  const bool by_type = f.has("layer_types"), by_number = f.has("full_attn_idxs");
+  std::vector<bool> convolution(static_cast<std::size_t>(c.layers), by_number);
+  if (by_type) convolution = layers_of_type(f, c, "conv");
+  for (const double l : by_number && !by_type ? f.numbers("full_attn_idxs") : std::vector<double>()) {
+    require(l >= 0 && l < static_cast<double>(c.layers) && l == std::floor(l), f.file,
+            ": \"full_attn_idxs\": there is no layer ", l);
+    convolution[static_cast<std::size_t>(l)] = false;
   }
+  c.mixers.clear();
+  for (const bool is : convolution) c.mixers.push_back(is ? MixerKind::convolution : MixerKind::attention);
 }
 
 // In LFM2's files the width of the MLP is that of one without a gate. It becomes two thirds, rounded up.

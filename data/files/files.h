@@ -2,17 +2,15 @@
 #pragma once
 
 #include <cctype>
-#include <cstdio>
 #include <fstream>
 #include <functional>
 #include <memory>
 #include <random>
-#include <string>
-#include <string_view>
 #include <system_error>
 
 #include "data/files/mapped_file.h"
 #include "kernels/base/unfinished.h"
+#include "text/json.h"
 
 namespace streambp {
 
@@ -216,5 +214,13 @@ class PrivateDirectory {
 inline void write_file_atomically(const fs::path& path, std::string_view contents) {
   write_file_atomically(path, [&](std::ostream& out) { out << contents; });
 }
+
+// JSON as text. Paths may not be UTF-8.
+template <class J>
+std::string text_of(const J& json, int indent = -1) {
+  return json.dump(indent, ' ', false, J::error_handler_t::replace);
+}
+
+inline Json parse_json_file(const fs::path& path) { return parse_json(read_file(path), path.string()); }
 
 }  // namespace streambp

@@ -2,10 +2,6 @@
 // Supports temperature, top_k, top_p, repetition_penalty, do_sample (false: greedy decoding) and eos_token_id.
 #pragma once
 
-#include <filesystem>
-#include <set>
-#include <vector>
-
 #include "data/files/config.h"
 #include "data/files/tokenizer_config.h"
 #include "kernels/base/sampling.h"

@@ -1,7 +1,6 @@
 // Models that Hugging Face's tools have downloaded: "OWNER/NAME" is a directory in their cache.
 #pragma once
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 

@@ -1,22 +1,10 @@
-// A Hugging Face model directory:
-//
-//   config.json                        the architecture
-//   model.safetensors                  the weights; or, in shards,
-//   model-00001-of-00002.safetensors, ..., and model.safetensors.index.json, which lists the shard of each tensor
-//   tokenizer.json, ...                copied without changes
-//
-// A model is saved as it was loaded: the same tensor names and types, config.json and tokenizer.
+// A Hugging Face model directory: config.json, the tokenizer's files, and the weights in model.safetensors, or in
+// shards with model.safetensors.index.json, which lists the shard of each tensor. A model is saved as it was loaded:
+// the same tensor names and types, config.json and tokenizer.
 #pragma once
 
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "data/files/config.h"
-#include "data/files/json_file.h"
+#include "data/files/files.h"
 #include "data/files/tensors.h"
 
 namespace streambp {

@@ -1,19 +1,9 @@
-// Quantised weights in the files of a model. bitsandbytes stores a weight NAME as
-//
-//   NAME                                   U8    the codes
-//   NAME.absmax                            U8    the codes of the scales
-//   NAME.nested_absmax                     F32   the block scales
-//   NAME.nested_quant_map                  F32   256 values of scales
-//   NAME.quant_map                         F32   16 values of weights
-//   NAME.quant_state.bitsandbytes__nf4     U8    JSON: shape, type, block sizes, offset
-//
-// Without double quantisation NAME.absmax holds the scales themselves (F32), and there are no nested tensors.
-//
-// Other files hold plain weights, which are quantised while they are loaded.
+// Quantised weights in the files of a model. bitsandbytes stores a weight NAME as U8 codes; in NAME.absmax the codes of
+// their scales, with block scales in NAME.nested_absmax and 256 values in NAME.nested_quant_map, or without double
+// quantisation the scales themselves; in NAME.quant_map the 16 values of weights; and in
+// NAME.quant_state.bitsandbytes__nf4 JSON with shape, type, block sizes and offset. Other files hold plain weights,
+// which are quantised while they are loaded.
 #pragma once
-
-#include <string>
-#include <vector>
 
 #include "data/files/tensors.h"
 #include "model/quantised.h"

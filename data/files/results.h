@@ -1,7 +1,7 @@
 // Files of results: JSON, tokens, gradients. They are marked, so that a typing error cannot replace another file.
 #pragma once
 
-#include "data/files/json_file.h"
+#include "data/files/files.h"
 #include "data/files/safetensors.h"
 
 namespace streambp {
@@ -10,7 +10,7 @@ constexpr const char* kWrittenBy = "streambp";
 
 inline void write_results(const fs::path& path, Json results, int indent = 2) {
   results["written_by"] = kWrittenBy;
-  write_file_atomically(path, results.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_file_atomically(path, text_of(results, indent) + "\n");
 }
 
 // Refuses to replace a file that holds anything else than such results.
@@ -20,9 +20,7 @@ inline void require_replaceable(const fs::path& path) {
   bool is_ours = false;
   try {
     if (extension_of(path) == ".safetensors") {
-      const auto metadata = SafetensorsFile(path).metadata();
-      const auto mark = metadata.find("written_by");
-      is_ours = mark != metadata.end() && mark->second == kWrittenBy;
+      is_ours = SafetensorsFile(path).metadata("written_by") == kWrittenBy;
     } else {
       const Json json = parse_json_file(path);
       is_ours = json.is_object() && json.value("written_by", Json()) == kWrittenBy;

@@ -1,9 +1,7 @@
 // RoPE's fields in a config.json, in the old and the new spelling.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "model/families.h"

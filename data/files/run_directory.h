@@ -1,32 +1,10 @@
-// The output directory of a run (--out):
-//
-//   run.json                  the options that the run started with
-//   metrics.jsonl             one line per step and evaluation
-//   completions.jsonl         on-line GRPO: the sampled groups
-//   report.html               the curves, as a page
-//   events.out.tfevents.*     the same for TensorBoard
-//   tokens-*.safetensors      fine-tuning: the data as tokens, cached
-//   reference-*.safetensors   reference log-probs, cached, if they cannot be stored beside the data
-//   step-000100/              checkpoints (data/files/checkpoint.h)
-//   training/step-000100/     their training state
-//   last, best                links to the newest checkpoint, and to the one with the lowest held-out loss
-//
-// Only one process at a time writes here. It locks the directory until it ends. Of the ranks of a run, it is the first.
-// Files with other names are not the run's. A new run refuses a directory that has any, and no run removes them.
+// The output directory of a run (--out; docs/fine-tuning.md lists its files). Only one process at a time writes here:
+// it locks the directory until it ends. Of the ranks of a run, it is the first. Files with other names are not the
+// run's: a new run refuses a directory that has any, and no run removes them.
 #pragma once
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cmath>
-#include <cstdio>
-#include <fstream>
-#include <optional>
-#include <set>
-#include <string>
-#include <string_view>
 
 #include "data/files/checkpoint.h"
 #include "data/files/lines.h"

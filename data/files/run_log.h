@@ -2,9 +2,7 @@
 // the file of a run that is going on, was killed, or was resumed.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "data/files/hash.h"
 #include "data/files/lines.h"

@@ -9,22 +9,16 @@
 // is renamed once it is on disk.
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <map>
-#include <memory>
-#include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "data/files/files.h"
 #include "kernels/base/matrix.cuh"
-#include "text/json.h"
 
 namespace streambp {
 
@@ -130,6 +124,11 @@ class SafetensorsFile {
   MappedFile& mapping() const { return *mapping_; }
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  // "": there is none of this name.
+  std::string metadata(const std::string& name) const {
+    const auto found = metadata_.find(name);
+    return found == metadata_.end() ? "" : found->second;
+  }
   const Tensor* find(const std::string& name) const {
     const auto found = tensors_.find(name);
     return found == tensors_.end() ? nullptr : &found->second;
@@ -246,7 +245,7 @@ class SafetensorsWriter {
       return;
     }
     write_file_atomically(path_, [&](std::ostream& out) {
-      std::string header = header_.dump(-1, ' ', false, Json::error_handler_t::replace);
+      std::string header = text_of(header_);
       header.resize(round_up(std::ssize(header), 8), ' ');  // so that the data is aligned
       const std::uint64_t length = header.size();
       out.write(reinterpret_cast<const char*>(&length), 8);

@@ -1,12 +1,8 @@
 // Reads and writes the parameters of a table as tensors of a file, with the shapes and the order of Hugging Face.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <limits>
-#include <map>
-#include <string>
-#include <vector>
 
 #include "data/files/safetensors.h"
 #include "model/parameters.h"

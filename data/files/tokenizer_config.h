@@ -2,9 +2,8 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
 
-#include "data/files/json_file.h"
+#include "data/files/files.h"
 
 namespace streambp {
 

@@ -5,9 +5,6 @@
 // the text model's tensors depends on the version of transformers (StoredNames in model_directory.h).
 #pragma once
 
-#include <algorithm>
-#include <string>
-
 #include "model/config.h"
 #include "text/fields.h"
 

@@ -2,10 +2,6 @@
 // one or more optimizer steps use the advantage of each completion over its group.
 #pragma once
 
-#include <cmath>
-#include <fstream>
-#include <map>
-
 #include "data/documents/text.h"
 #include "data/files/checkpoint.h"
 #include "parallel/processes.h"
@@ -30,7 +26,7 @@ class OnlineGrpo : public BatchSource {
     std::uint64_t hash = 0;
     const auto add = [&](Prompt& prompt, bool is_held_out) {
       const auto number = static_cast<std::uint64_t>(training_.size() + held_out_.size());
-      hash ^= mix(number ^ text_hash(prompt.line.dump(-1, ' ', false, Json::error_handler_t::replace)));
+      hash ^= mix(number ^ text_hash(text_of(prompt.line)));
       longest_ = std::max(longest_, static_cast<Index>(prompt.tokens.size()));
       (is_held_out ? held_out_ : training_).push_back(std::move(prompt));
     };
@@ -122,7 +118,7 @@ class OnlineGrpo : public BatchSource {
         group["rewards"].push_back(samples_[j].reward);
         group["old_logps"].push_back(logps_[j]);
       }
-      record_ << group.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+      record_ << text_of(group) << "\n";
     }
     record_.flush();
     require(record_.good(), record_path_.string(), ": cannot write: ", std::strerror(errno));

@@ -1,9 +1,6 @@
 // Prompts as tokens: a text to continue, or a conversation in the model's chat template.
 #pragma once
 
-#include <optional>
-#include <set>
-
 #include "data/documents/encoder.h"
 #include "data/documents/reasoning.h"
 #include "data/files/generation_config.h"

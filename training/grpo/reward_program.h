@@ -1,22 +1,17 @@
 // A user's program that rewards completions (--reward-cmd). The shell starts it once. For every line of JSON on its
-// standard input,
-//
-//   {"completion": "...", "prompt": "...", other fields of the data}
-//
-// it writes a line with one finite number to its standard output, in the same order. Standard error is shared with
-// ours. It may answer line by line or in batches, because requests are written without waiting for answers. It does not
-// know how many requests will come, so it must flush its answers: print(reward, flush=True), fflush(stdout). It should
-// exit at the end of its input. When the run ends, even if it is killed, all that the program has started is killed.
+// standard input, with "completion", "prompt" and the data's other fields, it writes a line with one finite number to
+// its standard output, in the same order. It may answer in batches, because requests are written without waiting for
+// answers, but it does not know how many come, so it must flush its answers. When the run ends, even if it is killed,
+// all that the program has started is killed.
 #pragma once
 
 #include <poll.h>
 
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <type_traits>
-#include <vector>
 
+#include "data/files/files.h"
 #include "text/fields.h"
 #include "training/grpo/shell_program.h"
 
@@ -132,7 +127,7 @@ class RewardProgram {
 
   // Some languages end a line at U+0085, U+2028 and U+2029, too.
   static std::string line_of(const Json& request) {
-    std::string line = request.dump(-1, ' ', false, Json::error_handler_t::replace);
+    std::string line = text_of(request);
     for (const std::string_view end : {"\u0085", "\u2028", "\u2029"}) {
       const std::string escaped = Json(end).dump(-1, ' ', true);
       for (std::size_t at; (at = line.find(end)) != std::string::npos;)

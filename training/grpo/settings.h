@@ -1,8 +1,6 @@
 // The settings of on-line GRPO.
 #pragma once
 
-#include <string>
-
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {

@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstring>
 #include <random>
-#include <string>
 #include <thread>
 #include <vector>
 

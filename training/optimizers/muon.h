@@ -7,9 +7,6 @@
 // the rows of the result back.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
 #include "kernels/orthogonalise.h"
 #include "training/optimizer.h"
 

@@ -1,16 +1,22 @@
-// The input of `streambp verify`: a model, and a batch of random documents, user data or given tokens.
+// What `streambp verify` reads: a model, and a batch of random documents, user data or given tokens; and what it
+// writes.
 #pragma once
 
 #include "commands/chat_options.h"
 #include "commands/model_options.h"
 #include "commands/objective_options.h"
+#include "commands/option_table.h"
 #include "commands/part_options.h"
+#include "commands/report.h"
 #include "commands/step_progress.h"
+#include "commands/text.h"
 #include "data/documents/packing.h"
 #include "data/documents/tokenised.h"
 #include "data/files/checkpoint.h"
 #include "parallel/processes.h"
 #include "referee/random_documents.h"
+#include "referee/recorded_step.h"
+#include "training/engine.h"
 
 namespace streambp {
 
@@ -27,20 +33,17 @@ class VerifyInput {
     model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
     objectives.add_to(options);
     part.add_to(options);
-    options.add("--adapter", {&adapter, "Load the adapters of this directory, in PEFT's layout, into --model"});
+    options.add("--adapter", &adapter, "Load the adapters of this directory, in PEFT's layout, into --model");
     options.section("Stream");
-    options.add("--length",
-                {&length_, "Tokens of the stream, in documents of unequal length", checks::between(4, 1 << 24),
-                 OnResume::forgotten, "1200; a certificate 300; on a GPU more than three tiles"});
-    options.add("--documents", {&documents_, "Documents in the stream", checks::between(1, 1 << 20),
-                                OnResume::forgotten, "3; for pairs 4"});
-    options.add("--data",
-                {&data_,
-                 "Use documents (dpo: pairs) from these files and folders; needs a --model directory with a tokenizer. "
-                 "Log-probs, rewards and advantages are random"});
+    options.add("--length", &length_, "Tokens of the stream, in documents of unequal length",
+                checks::between(4, 1 << 24), "1200; a certificate 300; on a GPU more than three tiles");
+    options.add("--documents", &documents_, "Documents in the stream", checks::between(1, 1 << 20), "3; for pairs 4");
+    options.add("--data", &data_,
+                "Use documents (dpo: pairs) from these files and folders; needs a --model directory with a tokenizer. "
+                "Log-probs, rewards and advantages are random");
     add_chat_options(options, data_options_.chat);
-    options.add("--tokens", {&tokens_file_, "Use the tokens in this file (little-endian int32) as one document"});
-    options.add("--seed", {&seed, "Seed of random weights and tokens"});
+    options.add("--tokens", &tokens_file_, "Use the tokens in this file (little-endian int32) as one document");
+    options.add("--seed", &seed, "Seed of random weights and tokens");
   }
 
   // Sets the length of the stream, unless --length does.
@@ -150,6 +153,69 @@ class VerifyInput {
   std::vector<std::string> data_;
   DataOptions data_options_ = {.progress = show_progress};
   std::string tokens_file_;
+};
+
+struct VerifyOutput {
+  std::string gradient, batch, json, html;
+
+  void add_to(OptionTable& options) {
+    options.section("Output");
+    options.add(
+        "--save-gradient", &gradient,
+        "Write the gradient of the last stream run to this safetensors file, in float32 (with --dtype f64 in float64)",
+        checks::results_file());
+    options.add("--save-batch", &batch,
+                "Write the batch to this safetensors file, in the form of --batch, for another trainer",
+                checks::results_file());
+    options.add("--json", &json, "Write the results to this JSON file", checks::results_file());
+    options.add("--html", &html, "Write the results to this page, with a map of all parameters", checks::page());
+  }
+
+  void check() const {
+    std::set<std::string> files;
+    for (const auto& [option, file] : {std::pair{"--save-gradient", gradient}, {"--save-batch", batch}})
+      require(file.empty() || extension_of(file) == ".safetensors", option, " ", file,
+              ": is a safetensors file; name it .safetensors");
+    for (const std::string& file : {gradient, batch, json, html})
+      require(file.empty() || files.insert(file).second, file, ": another option names the same file");
+  }
+
+  // Writes the results. what: the model and the batch, in words.
+  void write(Json results, const std::string& what) const {
+    if (!json.empty()) write_results(json, results);
+    if (html.empty()) return;
+    results["what"] = what, results["command"] = command_line(), results["date"] = now_in_utc();
+    write_page(html, "What was verified of a gradient", {"certificate.js"}, results);
+    print("The page is %s; open it in a browser.\n", html);
+  }
+
+  // names: of the tensors of the model's files
+  void save_gradient(const Config& config, const StoredNames& names, DType dtype, const HostTensors& values) const {
+    dtype == DType::f64 ? save_gradient_as<double>(config, names, values)
+                        : save_gradient_as<float>(config, names, values);
+  }
+
+ private:
+  // Writes the gradient of the trained parameters as numbers of type T.
+  template <class T>
+  void save_gradient_as(const Config& config, const StoredNames& names, const HostTensors& gradients) const {
+    Tensors<T> tensors(config);
+    Table<T> rows = trained(table(config, tensors));
+    for (Entry<T>& e : rows)
+      if (!e.parameter.adapter()) e.parameter.name = names.of(e.parameter.name);
+    Plan size;
+    allocate(size, rows, Kind::gradients);
+    Cpu host(size.arena.peak());
+    allocate(host, rows, Kind::gradients);
+    std::size_t i = 0;
+    for (auto& e : rows) {
+      const std::vector<double>& values = gradients[i++];
+      host.upload(*e.matrix, std::vector<T>(values.begin(), values.end()).data());
+    }
+    SafetensorsWriter writer(gradient, {{"format", "pt"}, {"written_by", kWrittenBy}});
+    write_tensors(host, writer, "", rows);
+    writer.finish();
+  }
 };
 
 }  // namespace streambp
