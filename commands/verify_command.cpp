@@ -113,7 +113,7 @@ class VerifyCommand : public Command {
                       relative(truth.loss, result.loss));
     };
     const bool holds = print_certificate(certificate_.empty() ? "quick" : certificate_, input_,
-                                         {settings_, batches_[0], chunks_, [this](Engine& engine) { fill(engine); },
+                                         {settings_, batches_[0], chunks_, [this](Engine& engine) { load(engine); },
                                           oracle_error, rounding_limit(settings_.dtype)},
                                          json_);
     if (!holds) exit_code = 1;
@@ -323,9 +323,12 @@ class VerifyCommand : public Command {
   }
 
   void fill(Engine& engine) const {
+    load(engine);
+    if (settings_.dtype == DType::bf16) engine.round_weights();  // all types start from the same weights
+  }
+  void load(Engine& engine) const {
     if (input_.weights.empty() || part_is_new()) engine.initialise(input_.seed, 0.05);
     if (!input_.weights.empty()) engine.load(input_.weights, input_.adapter);
-    if (settings_.dtype == DType::bf16) engine.round_weights();
   }
 
   bool part_is_new() const { return input_.part.adapters(); }
