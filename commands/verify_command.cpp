@@ -343,20 +343,8 @@ class VerifyCommand : public Command {
     const auto engine = make_engine(settings, input_.batch.size(), planned);
     fill(*engine);
     engine->synchronize();
-    const auto start = std::chrono::steady_clock::now();
-    std::vector<double> logps;
-    const Measures measures =
-        engine->accumulate(batches, schedule, [&](std::size_t, const std::vector<double>& of_batch) {
-          logps.insert(logps.end(), of_batch.begin(), of_batch.end());
-        });
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return {measures.loss,
-            seconds,
-            engine->device().arena.peak(),
-            planned,
-            HostGradient(settings.config, engine->gradient()),
-            logps,
-            measures.others,
+    StepRun run = run_step(*engine, batches, schedule);
+    return {std::move(run), engine->device().arena.peak(), planned, HostGradient(settings.config, engine->gradient()),
             engine->warnings()};
   }
 

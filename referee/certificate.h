@@ -15,19 +15,6 @@
 
 namespace streambp {
 
-// Rows of a batch that are whole documents.
-inline Batch part_of(const Batch& all, Rows rows) {
-  Batch part;
-  const auto copy = [&](const auto& from, auto& to) {
-    if (!from.empty()) to.assign(from.begin() + rows.begin, from.begin() + rows.end);
-  };
-  copy(all.tokens, part.tokens), copy(all.targets, part.targets), copy(all.positions, part.positions);
-  copy(all.key_begin, part.key_begin), copy(all.reference, part.reference), copy(all.old, part.old);
-  copy(all.advantages, part.advantages);
-  for (std::int32_t& first : part.key_begin) first -= static_cast<std::int32_t>(rows.begin);
-  return part;
-}
-
 // max |a - b|; infinite if one of them is not finite
 inline double largest_distance(const std::vector<double>& a, const std::vector<double>& b) {
   require(a.size() == b.size(), a.size(), " log-probs instead of ", b.size());
@@ -293,10 +280,11 @@ class Certificate {
   }
   Bits bits(Engine& engine, const Schedule& schedule) {
     Bits result;
-    std::tie(result.loss, result.logps) = compute(engine, {s_.batch}, schedule, [&](const std::vector<double>& values) {
+    const StepRun run = compute(engine, {s_.batch}, schedule, [&](const std::vector<double>& values) {
       add_to_hash(result.gradient, values);
       result.finite = result.finite && std::ranges::all_of(values, [](double x) { return std::isfinite(x); });
     });
+    result.loss = run.loss, result.logps = run.logp;
     result.finite = result.finite && std::isfinite(result.loss);
     return result;
   }
@@ -310,17 +298,13 @@ class Certificate {
     return *first_;
   }
 
-  // Calls f with the gradient of each tensor. Returns the loss and the log-probs.
-  static std::pair<double, std::vector<double>> compute(Engine& engine, const std::vector<Batch>& batches,
-                                                        const Schedule& schedule, const Engine::OnTensor& f) {
-    std::vector<double> logps;
-    const Engine::OnLogps add = [&](std::size_t, const std::vector<double>& some) {
-      logps.insert(logps.end(), some.begin(), some.end());
-    };
-    const double loss = engine.accumulate(batches, schedule, add).loss;
+  // Calls f with the gradient of each tensor.
+  static StepRun compute(Engine& engine, const std::vector<Batch>& batches, const Schedule& schedule,
+                         const Engine::OnTensor& f) {
+    StepRun run = run_step(engine, batches, schedule);
     engine.read_gradient(f);
     engine.release_gradient();
-    return {loss, logps};
+    return run;
   }
 
   std::vector<double> log_probs(Engine& engine, const std::vector<Batch>& batches) const {

@@ -31,11 +31,7 @@ TEST(Trainer, SumsOfManyMicroBatchesNeedAFloat32Gradient) {
   const auto gradient = [&]<class G>(Index count, G) {
     std::vector<Batch> batches;
     for (Index i = 0; i < count; ++i) batches.push_back(packed(c, {40}, static_cast<std::uint64_t>(i)));
-    Cpu dev(std::size_t{1} << 25);
-    Trainer<Cpu, BFloat16, G> trainer(dev, c, batches[0].size(), OptimizerKind::none);
-    trainer.initialise(3, 0.15);
-    trainer.accumulate(batches, schedule);
-    return host_gradient(dev, c, trainer.grad).values;
+    return run_gradient<Cpu, BFloat16, G>(c, batches, schedule, random_weights()).gradient.values;
   };
   std::map<Index, double> error;
   for (const Index count : {1, 4, 16, 64}) {
