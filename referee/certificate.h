@@ -164,7 +164,7 @@ class Certificate {
     if (!s_.layout) return not_run("adapters are saved without their base, which is random");
     if (s_.quick) return takes_minutes();
     StepSettings settings = s_.settings;
-    settings.optimizer = OptimizerKind::adamw;
+    if (settings.optimizer == OptimizerKind::none) settings.optimizer = OptimizerKind::adamw;
     const Capacity capacity = plan(settings, s_.batch.size(), streamed()).capacity();
     const OptimizerSettings optimizer{.steps = 2};
     const auto hash = [](Engine& engine) {

@@ -119,20 +119,22 @@ TEST(Certificate, APartOfATensorThatVanishesIsNoError) {
   EXPECT_EQ(result.verdict, rounding) << result.error;
 }
 
-TEST(Certificate, WhatIsNotFiniteIsInfinitelyFar) {
-  DifferenceOfTensors difference;
-  difference.add("a", {1, 2}, {1, 2});
-  EXPECT_EQ(difference.worst().relative, 0);
-  difference.add("b", {NAN, 2}, {NAN, 2});
-  EXPECT_EQ(difference.worst().relative, INFINITY);
-  EXPECT_EQ(difference.worst().tensor, "b");
-}
-
 TEST(Certificate, QuickLeavesOutWhatTakesMinutes) {
   Certificate::Subject large = subject(DType::f32);
   large.quick = true;
   for (const char* name : {"oracle", "resume"}) EXPECT_EQ(compare(large, name).verdict, not_run) << name;
   EXPECT_EQ(compare(large, "modes").verdict, same_bits);
+}
+
+TEST(Certificate, RunsOfEveryOptimizerResume) {
+  for (const auto& [optimizer, kind] : kOptimizers) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      if (dtype == DType::f32 && kind == OptimizerKind::adamw_bf16) continue;
+      Certificate::Subject trained = subject(dtype);
+      trained.settings.optimizer = kind;
+      EXPECT_EQ(compare(trained, "resume").verdict, same_bits) << optimizer << ", " << name(dtype);
+    }
+  }
 }
 
 TEST(Certificate, OneDocumentIsNotCompared) {

@@ -22,6 +22,7 @@ TEST(Trainer, RatesFollowTheirSchedule) {
   EXPECT_EQ(rates(wsd, 7), rates(linear));  // it begins after the warm-up
   EXPECT_DOUBLE_EQ(rates(cosine)[4], 2 + 6 * 0.5);
   EXPECT_DOUBLE_EQ(rates(cosine)[7], 2);
+  EXPECT_EQ(learning_rate({.rate = 8, .warmup = 20, .steps = 8}, 5), 2) << "a warm-up that is longer than the run";
 }
 
 // Rounded to bfloat16 after each micro-batch, a sum of many loses part of what the last ones add. Hence --grad-dtype auto.

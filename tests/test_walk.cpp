@@ -87,8 +87,6 @@ void expect_equal_bits(const Config& c) {
 }
 TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInFloat32) { expect_equal_bits<float>(GetParam().config); }
 TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInBFloat16) { expect_equal_bits<BFloat16>(GetParam().config); }
-TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInFloat64) { expect_equal_bits<double>(GetParam().config); }
-
 // A document's gradient must not depend on its neighbours in the stream.
 TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
   const Config& c = GetParam().config;
@@ -141,7 +139,7 @@ TEST(Walk, AnyNumberOfThreadsGivesTheSameBitsInBFloat16) { expect_equal_bits_for
 // Wide enough that a matrix has several blocks of columns.
 TEST(Walk, WideLayersAgreeToo) {
   Config c = make_config("qwen3", {1100, 420, 1, 6, 2, 90, 900, 0, false});
-  const Batch batch = packed(c, sized<Lengths>({300, 290}, {9, 8}));
+  const Batch batch = packed(c, sized<Lengths>({270, 20}, {9, 8}));
   const oracle::Result truth = oracle_gradient(c, batch, random_weights(3, 0.05));
   const GradientRun full = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights(3, 0.05));
   expect_oracle(full, truth);
