@@ -7,7 +7,7 @@
 //
 // Some models norm the outputs of both branches, before or instead of their inputs. In some, both branches start at x.
 //
-// A layer is two residual branches (model/residual_branch.h): a mixer, the only part that mixes rows (model/mixer.h), and a
+// A layer is two residual branches (model/residual_branch.h): a mixer, the only one that mixes rows (model/mixer.h), and a
 // feed-forward (model/feed_forward.h), which treats each row alone, as norms and projections do.
 //
 // docs/contributing.md shows how other mixers and feed-forwards fit. Memory: activations are assigned, gradients of weights

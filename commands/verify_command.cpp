@@ -105,7 +105,7 @@ class VerifyCommand : public Command {
                       relative(truth.loss, result.loss));
     };
     const bool holds = print_certificate(certificate_.empty() ? "quick" : certificate_, input_,
-                                         {settings_, batches_[0], chunks_, [this](Engine& engine) { fill(engine); },
+                                         {settings_, batches_[0], chunks_, [this](Engine& engine) { load(engine); },
                                           oracle_error, rounding_limit(settings_.dtype)},
                                          json_);
     if (!holds) exit_code = 1;
@@ -312,9 +312,12 @@ class VerifyCommand : public Command {
   }
 
   void fill(Engine& engine) const {
+    load(engine);
+    if (settings_.dtype == DType::bf16) engine.round_weights();  // all types start from the same weights
+  }
+  void load(Engine& engine) const {
     if (input_.weights.empty() || part_is_new()) engine.initialise(input_.seed, 0.05);
     if (!input_.weights.empty()) engine.load(input_.weights, input_.adapter);
-    if (settings_.dtype == DType::bf16) engine.round_weights();
   }
 
   bool part_is_new() const { return input_.part.adapters(); }
@@ -329,20 +332,8 @@ class VerifyCommand : public Command {
     const auto engine = make_engine(settings, input_.batch.size(), planned);
     fill(*engine);
     engine->synchronize();
-    const Stopwatch watch;
-    std::vector<double> logps;
-    const Measures measures =
-        engine->accumulate(batches, schedule, [&](std::size_t, const std::vector<double>& of_batch) {
-          logps.insert(logps.end(), of_batch.begin(), of_batch.end());
-        });
-    const double seconds = watch.seconds();
-    return {measures.loss,
-            seconds,
-            engine->device().arena.peak(),
-            planned,
-            HostGradient(settings.config, engine->gradient()),
-            logps,
-            measures.others,
+    StepRun run = run_step(*engine, batches, schedule);
+    return {std::move(run), engine->device().arena.peak(), planned, HostGradient(settings.config, engine->gradient()),
             engine->warnings()};
   }
 

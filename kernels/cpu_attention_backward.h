@@ -31,7 +31,7 @@ inline std::vector<KeyTile> key_tiles(const std::vector<QueryTile>& queries, con
   return tiles;
 }
 
-// Tiles of keys add to the dQ of a tile of queries in order: each waits until the one before has added its part.
+// Tiles of keys add to the dQ of a tile of queries in order: each waits until the one before has added its share.
 class Turns {
  public:
   Turns(Index count) : next_(static_cast<std::size_t>(count)) {}
@@ -62,7 +62,7 @@ class AttentionBackwardTile {
     k_.pack(k, Op::as_is);
   }
 
-  // For the queries of span.rows: adds to dk and dv of the keys, and computes the keys' part of dQ. All matrices of
+  // For the queries of span.rows: adds to dk and dv of the keys, and computes the keys' share of dQ. All matrices of
   // queries have these rows and the columns of a group.
   void compute(Matrix<A> dk, Matrix<A> dv, const AttentionUpstream<T>& upstream, Matrix<const T> q, Rows keys,
                const AttentionSpan& span) {
@@ -87,7 +87,7 @@ class AttentionBackwardTile {
     multiply(dq_, ds_.operand(ds, Op::as_is), k_, Update::assign);
   }
 
-  // Adds the part of dQ that compute() left.
+  // Adds the share of dQ that compute() left.
   void add_to(Matrix<A> dq, const AttentionShape& shape) const {
     const Index group = dq.cols / shape.head_dim;
     const A scale = ScoreScale<T>(shape).of_queries;

@@ -303,7 +303,7 @@ void group_sums(Cuda& dev, Matrix<float> partial, Matrix<T> x) {
 
 namespace cuda {
 
-// A block sums 32 columns. Each of its warps sums the groups of one tile of rows. Then the tile sums are added one by
+// A thread block sums 32 columns. Each of its warps adds the sums of one tile of rows. Then the tile sums are added one by
 // one, so the result does not depend on the number of tiles per call.
 constexpr int kTilesAtOnce = 16;
 static __global__ void __launch_bounds__(kTilesAtOnce* kWarp)

@@ -77,9 +77,9 @@ void compute_attention_backward(Cuda& dev, const AttentionGradient<T>& gradient,
     cuda::launch(dev, cuda::flash_queries_kernel<dim(), capped()>, cuda::grid_of(tiles.count, shape.heads),
                  cuda::kTileThreads, cuda::FlashQueriesMemory<dim()>::kBytes, input, upstream, gradient.dq,
                  static_cast<int>(tiles.last));
-    constexpr Index parts = dim() / Size::kColumns;  // the columns of dK and dV are split into this many parts
+    constexpr Index pieces = dim() / Size::kColumns;  // of the columns of dK and dV
     cuda::launch(dev, cuda::flash_keys_kernel<dim(), capped()>,
-                 cuda::grid_of(ceil_div(span.rows.end, Size::kKeys), shape.kv_heads * parts), cuda::kTileThreads,
+                 cuda::grid_of(ceil_div(span.rows.end, Size::kKeys), shape.kv_heads * pieces), cuda::kTileThreads,
                  cuda::FlashKeysMemory<dim()>::kBytes, input, upstream, gradient.dk, gradient.dv);
   });
 }

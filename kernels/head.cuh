@@ -166,7 +166,7 @@ __device__ inline void merge_lanes(Softmax& softmax) {
 constexpr int kHeadThreads = 1024;
 static_assert(kHeadThreads == kWarp * kWarp);
 
-// The softmax of a row, by all threads of a block, which may then use their shared memory again.
+// The softmax of a row, by all threads of a thread block, which may then use their shared memory again.
 template <int N>
 __device__ Softmax softmax_of(const float* row, Index n) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -182,13 +182,13 @@ __device__ Softmax softmax_of(const float* row, Index n) {
   auto* warps = shared_memory<Softmax>();
   if (lane == 0) warps[warp] = softmax;
   __syncthreads();
-  softmax = warps[lane];  // the number of warps in a block equals the number of lanes in a warp
+  softmax = warps[lane];  // there are as many warps as lanes in a warp
   __syncthreads();
   merge_lanes(softmax);
   return softmax;
 }
 
-// One block per row. The first pass reads the row from memory, the second from the cache.
+// One thread block per row. The first pass reads the row from memory, the second from the cache.
 template <int N, class T>
 __global__ void __launch_bounds__(kHeadThreads)
     log_probabilities_kernel(Matrix<float> logp, Matrix<float> logits, Matrix<const std::int32_t> targets,
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kHeadThreads)
     const Index j = begin + first;
     Floats<N> x;
     if (j < logits.cols) x = load<N>(row + j);
-    // A gradient half as wide as the logits overwrites logits of this part or earlier ones: all threads have read them.
+    // A gradient half as wide as the logits overwrites logits of these columns or earlier ones: all threads have read them.
     if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
     for (int k = 0; k < N; ++k) {
       const float slope = cap > 0 ? soft_cap_slope(x.x[k], cap) : 1;

@@ -65,7 +65,7 @@ void norm_backward(Device& dev, Matrix<T> dx, const NormWeights<G>& dweights, In
   if (dweights.weight) require_shape("norm backward", "dweight", dweights.weight, dweights.weight.rows, cols);
   if (dweights.bias) require_shape("norm backward", "dbias", dweights.bias, dweights.bias.rows, cols);
   auto scope = dev.scope();
-  NormWeights<G> group_sums;  // a row for each group of rows
+  NormWeights<G> group_sums;  // a row for kGroup rows each
   group_sums.weight = allocate<G>(dev, dweights.weight ? groups : 0, cols, Kind::chunk);
   group_sums.bias = allocate<G>(dev, dweights.bias ? groups : 0, cols, Kind::chunk);
   auto op = dev.operation("norm backward", (in.style.centered ? 17.0 : 13.0) * in.x.size(),
@@ -120,8 +120,8 @@ void norm_row(T* to, const U* from, Index n, const NormWeights<T>& weights, cons
   }
 }
 
-// The backward pass of a group of rows. factor(j): what column j is multiplied by. Writes the group's part of dweight and
-// dbias to a row of sums, or nothing if that is null.
+// The backward pass of kGroup rows. factor(j): what column j is multiplied by. Writes their sums for dweight and dbias to a
+// row, or nothing if that is null.
 template <class T, class G, class F>
 void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy, const NormInput<T>& in, Update update,
                          F&& factor) {
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(Matrix<T> y, NormInput<T
     store(y.row(i) + j, normed(load<N>(in.x.row(i) + j), j, row, in.weights, in.style));
 }
 
-// Replaces each value by its sum over all threads of the block. scratch: N floats per warp.
+// Replaces each value by its sum over all threads of the thread block. scratch: N floats per warp.
 template <int N>
 __device__ void block_sums(float (&values)[N], float* scratch) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
@@ -255,7 +255,7 @@ __device__ void block_sums(float (&values)[N], float* scratch) {
 
 constexpr int kRowsAtOnce = 4, kNormThreads = 512;
 
-// The backward pass of kRowsAtOnce rows, starting at `begin`, by all threads of a block. Several rows at once keep
+// The backward pass of kRowsAtOnce rows, starting at `begin`, by a thread block. Several rows at once keep
 // enough loads in flight. A thread handles the same columns of every row: first, first + step, ...
 template <int N, class T>
 struct NormBackwardRows {
@@ -332,7 +332,7 @@ struct NormBackwardRows {
   }
 };
 
-// One block per group of rows. The group's sums for dweight and dbias, where wanted, are in shared memory.
+// One thread block per kGroup rows. Their sums for dweight and dbias, where wanted, are in shared memory.
 template <int N, class T>
 __global__ void __launch_bounds__(kNormThreads, 2)
     norm_backward_kernel(Matrix<T> dx, NormWeights<float> group_sums, Matrix<const T> dy, NormInput<T> in,

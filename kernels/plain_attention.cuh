@@ -1,5 +1,5 @@
 // Attention in float32 on the GPU, for verification: one warp per row and head. The warp loops over keys (or queries)
-// in tiles of 32: each lane computes one score, and then sums some of the head's columns over all 32.
+// in tiles of 32: each thread of a warp computes one score, and then sums some of the head's columns over all 32.
 #pragma once
 
 #include "kernels/attention_shape.h"
@@ -31,7 +31,7 @@ __device__ inline float dot(const float* a, const float* b, Index n) {
   return sum;
 }
 
-// The columns of a head that a lane sums: lane, lane + 32, ...
+// The columns of a head that a thread sums: its lane of the warp, that + 32, ...
 struct HeadSum {
   float x[kMostDims / kWarp] = {};
 
@@ -44,7 +44,7 @@ struct HeadSum {
   }
 };
 
-// The warps of a block process consecutive rows. blockIdx.y is the head.
+// The warps of a thread block process consecutive rows. blockIdx.y is the head.
 __device__ inline Index row_of_warp() { return static_cast<Index>(blockIdx.x) * kPlainWarps + threadIdx.x / kWarp; }
 
 // Row i of q and head h.

@@ -209,8 +209,8 @@ struct Frequencies {
   RopePairs pairs;
 };
 
-// One block per row. It computes the row's angles once for all heads, in float64 because positions are large. If heads have
-// a norm, each group of `lanes` lanes first sums up a head in packs of S. Numbers that are not rotated are pairs too, with
+// One thread block per row. It computes the row's angles once for all heads, in float64: positions are large. If heads have
+// a norm, `lanes` neighbouring threads first sum up a head in packs of S. Numbers that are not rotated are pairs too, with
 // an angle of 0. half: pairs of a head.
 template <int S, int N, class T, class U>
 __global__ void __launch_bounds__(kThreads)
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kThreads)
   auto* sine = cosine + half;
   auto* statistics = reinterpret_cast<NormStatistics<float>*>(sine + half);  // of each head
   for (Index first = 0; first < heads && with_norm; first += kThreads / lanes) {
-    const Index head = first + threadIdx.x / lanes;  // groups without a head sum up the last one
+    const Index head = first + threadIdx.x / lanes;  // those without a head sum up the last one
     const auto sums = norm_statistics<S>(x.row(i) + least(head, heads - 1) * dim, dim, norm.style, lanes);
     if (head < heads && threadIdx.x % lanes == 0) statistics[head] = sums;
   }

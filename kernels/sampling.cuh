@@ -67,7 +67,7 @@ struct TokenOrder {
   }
 };
 
-// A row of logits, read by all threads of a block.
+// A row of logits, read by all threads of a thread block.
 template <int N>
 struct LogitsOfRow {
   const float* x;
@@ -106,7 +106,7 @@ struct LogitsOfRow {
   }
 };
 
-// One block per row.
+// One thread block per row.
 template <int N>
 __global__ void __launch_bounds__(kHeadThreads)
     sample_kernel(Matrix<Draw> draws, Matrix<float> logits, TokenOrder order, DrawIndex index, Sampling s) {

@@ -6,7 +6,7 @@
 //                    stay for all rows until the step's end. Of a layer with a window shorter than a block, only the
 //                    summaries of the windows before each block stay, and the gradient of the one before the current block
 //
-// The mixer of a layer with a window then works on a part of the stream as if it were the stream:
+// The mixer of a layer with a window then works on some rows of the stream as if they were the stream:
 //
 //   rows            0            block 1            block 2            N
 //   block 2 sees                          [ before  | its own rows     ]
@@ -77,7 +77,7 @@ class Summaries {
     return {{chunk.all.begin - first, chunk.all.end - first}, stream_.positions.columns(block.own(chunk)), mask};
   }
 
-  // Memory for the summary of all rows that the block sees. The part of the rows before the block is filled in.
+  // Memory for the summary of all rows that the block sees. That of the rows before the block is filled in.
   Summary<T> summary(Index layer, const Block& block) {
     if (stays(layer)) return at(layer).summaries.front();
     const Rows rows = seen(layer, block);

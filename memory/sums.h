@@ -15,7 +15,7 @@
 // shape how many lanes there are (for_each_tile_of_lanes), and so the layers above them know nothing of lanes.
 //
 // A tied head is the embedding's table, and both add to its gradient. With one micro-batch and one lane they add to the same
-// tensor. Otherwise the head's part is summed in a tensor for itself, head.weight, until the trainer adds it after the last
+// tensor. Otherwise the head's has a tensor for itself, head.weight, until the trainer adds it after the last
 // micro-batch: so the order of additions does not depend on the number of ranks.
 //
 // Sums are in float32 at least. finish() adds the lanes in order, and the result to the gradient. With several ranks,

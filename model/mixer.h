@@ -1,4 +1,4 @@
-// The mixer of a layer is the only part that mixes rows. It has a causal summary: what a row needs of the rows before it.
+// The mixer is the only branch of a layer that mixes rows. It has a causal summary: what a row needs of the rows before it.
 //
 //   summarise    writes the summary of some rows
 //   forward      of a chunk; reads the summary of earlier rows and writes that of its own

@@ -100,7 +100,7 @@ inline void validate(const Config& c, const TokenBatch& batch) {
 // What attention needs to know of some rows of the stream.
 struct StreamRows {
   Rows rows;
-  Matrix<const std::int32_t> positions;  // of this rank's part of these rows
+  Matrix<const std::int32_t> positions;  // of this rank's share of these rows
   DocumentMask mask;                     // of the whole stream
 };
 

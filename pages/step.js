@@ -2,10 +2,14 @@
 // page replays them: memory by kind over time, what lives in each layer and chunk, and the operation that runs.
 "use strict";
 
+// What passes from row to row, and its gradient: K and V of attention, and of a convolution the last rows before each tile.
+const convolves = (data.walks ?? []).some((walk) => walk.timeline.names.includes("convolution"));
+const [passed, itsGradient] = convolves ? ["summary", "gradient of the summary"] : ["K, V", "dK, dV"];
+
 const kinds = [  // from the bottom up: name, colour, and what the page calls it
   ["weights", "grey1"], ["token stream", "grey1"], ["optimizer", "grey2"], ["gradients", "grey3"],
   ["float32 gradient sums", "grey3"], ["saved layer inputs", "blue"], ["kept activations", "violet"],
-  ["keys and values", "teal", "K, V, dK, dV"], ["chunk activations", "red", "activations"], ["logits", "amber"],
+  ["keys and values", "teal", `${passed}, ${itsGradient}`], ["chunk activations", "red", "activations"], ["logits", "amber"],
 ];
 const keyOf = ([name, colour, called = name]) => key(colour, called);
 const indexOf = ([name]) => data.kinds.indexOf(name);
@@ -23,6 +27,10 @@ const formulas = {
   "rope backward": "dq, dk ← rotate⁻¹(dq, dk)",
   attention: "out[t] = Σ s ≤ t  softmax(q[t]·k[s] / √d) v[s]",
   "attention backward": "dv[s] += p[t,s] dout[t];   ds = p (dout·v − Σ);   dq[t] += ds k[s];   dk[s] += ds q[t]",
+  "convolution inputs": "u = b · x",
+  convolution: "z[t] = Σ k < width  w[k] u[t−k];   y[t] = c[t] · z[t]",
+  "convolution edges backward": "du of the rows before a tile, from the tile",
+  "convolution backward": "dz = dy · c;   dc = dy · z;   dw[k] += Σ t  dz[t] u[t−k];   du[t] = Σ k  w[k] dz[t+k]",
   activation: "a = silu(gate) · up",
   "activation backward": "dgate = da·up·silu′(gate);   dup = da·silu(gate)",
   softmax: "log p = logit of the target − log Σ exp(logits);   dlogits = w (1[target] − p)",
@@ -43,7 +51,7 @@ const formulas = {
 
 const passes = {  // colour, and the line of streambp.cuh
   forward: ["green", "layer.forward(", "forward"],
-  summary: ["teal", "layer.summarise(", "recompute the summary: K, V"],
+  summary: ["teal", "layer.summarise(", convolves ? "recompute the summary" : "recompute the summary: K, V"],
   recompute: ["violet", "layer.recompute(", "recompute the chunk"],
   backward: ["red", "layer.backward(", "backward"],
   "head forward": ["green", "head.forward(", "head: logits and log-probs"],
@@ -144,12 +152,12 @@ class Grid {
     const from = this.x(begin / walk.chunk), to = this.x(walk.end[cell] / walk.chunk);
     fill(context, name, from, this.y(layer), Math.max(to - from, 2), this.h);
     if (layer === data.layers || part === "summary") return;
-    // Attention reads K and V of earlier rows; backward adds to their dK and dV.
+    // A mixer reads the summary of earlier rows; backward adds to the gradient of it.
     const windowed = data.window > 0 && data.local[layer];
     const reach = this.x(windowed ? Math.max(0, begin - data.window) / walk.chunk : 0);
     if (from - reach < 14) return;
-    if (part === "backward") this.paintArrow(layer, name, "dK, dV", from, reach);
-    else this.paintArrow(layer, name, "K, V", reach, from);
+    if (part === "backward") this.paintArrow(layer, name, itsGradient, from, reach);
+    else this.paintArrow(layer, name, passed, reach, from);
   }
   paintArrow(layer, name, text, tail, tip) {
     const { context, h } = this, y = this.y(layer), middle = y + 0.2 * h, back = tip < tail ? 1 : -1;
@@ -283,8 +291,8 @@ function overview() {
 function player() {
   const words = caption(
     key("blue", `layer input kept${walks.some((w) => w.far_inputs) ? " (pale: in far memory)" : ""}`),
-    key("violet", "more kept"), key("teal", "K, V"),
-    key("amber", "dK, dV: pale until all later rows have added"), "dashed: just freed. ",
+    key("violet", "more kept"), key("teal", passed),
+    key("amber", `${itsGradient}: pale until all later rows have added`), "dashed: just freed. ",
     "Columns are chunks of rows, the first row at the left. Solid: what is computed now, ",
     key("green", "forward"), key("violet", "recomputed"), key("red", "backward"));
   const ways = element("div", { class: "controls", role: "group", "aria-label": "which way" }, choices);

@@ -24,7 +24,7 @@ struct Division {
   Index place(Index row) const { return (row / tile * ranks + rank) * tile + row % tile; }
   Index lane(Index row) const { return row / tile % lanes; }
 
-  // The rank's part of numbers per row of the stream.
+  // The rank's share of numbers per row of the stream.
   template <class T>
   std::vector<T> own(const std::vector<T>& all) const {
     std::vector<T> mine(own());

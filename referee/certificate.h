@@ -15,19 +15,6 @@
 
 namespace streambp {
 
-// Rows of a batch that are whole documents.
-inline Batch part_of(const Batch& all, Rows rows) {
-  Batch part;
-  const auto copy = [&](const auto& from, auto& to) {
-    if (!from.empty()) to.assign(from.begin() + rows.begin, from.begin() + rows.end);
-  };
-  copy(all.tokens, part.tokens), copy(all.targets, part.targets), copy(all.positions, part.positions);
-  copy(all.key_begin, part.key_begin), copy(all.reference, part.reference), copy(all.old, part.old);
-  copy(all.advantages, part.advantages);
-  for (std::int32_t& first : part.key_begin) first -= static_cast<std::int32_t>(rows.begin);
-  return part;
-}
-
 // max |a - b|; infinite if one of them is not finite
 inline double largest_distance(const std::vector<double>& a, const std::vector<double>& b) {
   require(a.size() == b.size(), a.size(), " log-probs instead of ", b.size());
@@ -177,7 +164,7 @@ class Certificate {
     if (!s_.layout) return not_run("adapters are saved without their base, which is random");
     if (s_.quick) return takes_minutes();
     StepSettings settings = s_.settings;
-    settings.optimizer = OptimizerKind::adamw;
+    if (settings.optimizer == OptimizerKind::none) settings.optimizer = OptimizerKind::adamw;
     const Capacity capacity = plan(settings, s_.batch.size(), streamed()).capacity();
     const OptimizerSettings optimizer{.steps = 2};
     const auto hash = [](Engine& engine) {
@@ -221,8 +208,20 @@ class Certificate {
     what = "log-probs with adapters = of the model merged with them";
     if (s_.adapter.empty()) return not_run("no --adapter is given");
     if (s_.quick) return takes_minutes();
-    const std::vector<double> with_adapters = log_probs(engine(), {s_.batch});
+    // In bfloat16, a weight loses most of what small adapters add to it.
+    StepSettings settings = s_.settings;
+    if (settings.dtype == DType::bf16)
+      settings.dtype = DType::f32, settings.wide_gradient = false, what += ", in float32";
+    const auto log_probs_of = [&](const Config& config, const std::function<void(Engine&)>& fill) {
+      settings.config = config;
+      const auto engine =
+          make_engine(settings, s_.batch.size(), plan_evaluation(settings, s_.batch.size(), streamed()));
+      fill(*engine);
+      return log_probs(*engine, {s_.batch});
+    };
     return on_disk([&] {
+      engine_.reset();
+      const std::vector<double> with_adapters = log_probs_of(s_.settings.config, s_.fill);
       const PrivateDirectory directory;
       const fs::path merged = directory.path() / "merged";
       ModelLayout layout{s_.model};
@@ -230,16 +229,10 @@ class Certificate {
       create_directory_atomically(merged, merged.string() + ".tmp", [&](const fs::path& files) {
         Merge(s_.model, s_.adapter, s_.settings.config).save(files, layout);
       });
-      StepSettings settings = s_.settings;
-      settings.config = read_config(merged);
-      settings.config.rope_scaling.longest = s_.settings.config.rope_scaling.longest;
-      engine_.reset();
-      const auto engine =
-          make_engine(settings, s_.batch.size(), plan_evaluation(settings, s_.batch.size(), streamed()));
-      engine->load(merged);
-      // In bfloat16, a weight loses most of what small adapters add to it.
-      return apart(largest_distance(log_probs(*engine, {s_.batch}), with_adapters), "the merged weights are rounded",
-                   settings.dtype == DType::bf16 ? std::numeric_limits<double>::max() : 1e-2);
+      Config config = read_config(merged);
+      config.rope_scaling.longest = s_.settings.config.rope_scaling.longest;
+      const auto of_merged = log_probs_of(config, [&](Engine& engine) { engine.load(merged); });
+      return apart(largest_distance(of_merged, with_adapters), "the merged weights are rounded", 1e-3);
     });
   }
 
@@ -287,10 +280,11 @@ class Certificate {
   }
   Bits bits(Engine& engine, const Schedule& schedule) {
     Bits result;
-    std::tie(result.loss, result.logps) = compute(engine, {s_.batch}, schedule, [&](const std::vector<double>& values) {
+    const StepRun run = compute(engine, {s_.batch}, schedule, [&](const std::vector<double>& values) {
       add_to_hash(result.gradient, values);
       result.finite = result.finite && std::ranges::all_of(values, [](double x) { return std::isfinite(x); });
     });
+    result.loss = run.loss, result.logps = run.logp;
     result.finite = result.finite && std::isfinite(result.loss);
     return result;
   }
@@ -304,17 +298,13 @@ class Certificate {
     return *first_;
   }
 
-  // Calls f with the gradient of each tensor. Returns the loss and the log-probs.
-  static std::pair<double, std::vector<double>> compute(Engine& engine, const std::vector<Batch>& batches,
-                                                        const Schedule& schedule, const Engine::OnTensor& f) {
-    std::vector<double> logps;
-    const Engine::OnLogps add = [&](std::size_t, const std::vector<double>& some) {
-      logps.insert(logps.end(), some.begin(), some.end());
-    };
-    const double loss = engine.accumulate(batches, schedule, add).loss;
+  // Calls f with the gradient of each tensor.
+  static StepRun compute(Engine& engine, const std::vector<Batch>& batches, const Schedule& schedule,
+                         const Engine::OnTensor& f) {
+    StepRun run = run_step(engine, batches, schedule);
     engine.read_gradient(f);
     engine.release_gradient();
-    return {loss, logps};
+    return run;
   }
 
   std::vector<double> log_probs(Engine& engine, const std::vector<Batch>& batches) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory/schedule.h"
 #include "referee/oracle_objectives.h"
 
 namespace streambp {
@@ -108,12 +110,41 @@ struct HostGradient {
   Difference difference(const HostGradient& truth) const { return differences(truth).worst(); }
 };
 
-struct GradientRun {
+// Rows of a batch that are whole documents.
+inline Batch part_of(const Batch& all, Rows rows) {
+  Batch part;
+  const auto copy = [&](const auto& from, auto& to) {
+    if (!from.empty()) to.assign(from.begin() + rows.begin, from.begin() + rows.end);
+  };
+  copy(all.tokens, part.tokens), copy(all.targets, part.targets), copy(all.positions, part.positions);
+  copy(all.key_begin, part.key_begin), copy(all.reference, part.reference), copy(all.old, part.old);
+  copy(all.advantages, part.advantages);
+  for (std::int32_t& first : part.key_begin) first -= static_cast<std::int32_t>(rows.begin);
+  return part;
+}
+
+// A step up to its gradient.
+struct StepRun {
   double loss, seconds;
+  std::vector<double> logp;
+  std::map<std::string, double> others;  // metrics of the objective other than the loss
+};
+
+// steps: an Engine or a Trainer, which then has the gradient
+template <class Steps>
+StepRun run_step(Steps& steps, const std::vector<Batch>& batches, const Schedule& schedule) {
+  std::vector<double> logp;
+  const auto start = std::chrono::steady_clock::now();
+  const Measures measures = steps.accumulate(batches, schedule, [&](std::size_t, const auto& of_batch) {
+    logp.insert(logp.end(), of_batch.begin(), of_batch.end());
+  });
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+  return {measures.loss, passed.count(), std::move(logp), measures.others};
+}
+
+struct GradientRun : StepRun {
   std::size_t peak, planned;
   HostGradient gradient;
-  std::vector<double> logp;
-  std::map<std::string, double> others;    // metrics of the objective other than the loss
   std::vector<std::string> warnings = {};  // reasons to doubt bit-for-bit equality
 };
 

@@ -20,38 +20,23 @@ class GpuCommands : public OnGpu<Commands> {
 const std::string kTinyModel = " --hidden 32 --layers 2 --heads 2 --mlp 64";
 
 TEST_F(GpuCommands, VerifyProvesTheGradient) {
-  for (const char* dtype : {"f32", "bf16"}) {
-    for (const char* family : {"gpt2", "mistral", "qwen3"}) {
-      expect_ok_on_gpu(std::string("verify --tile 256 --length ") + sized("3000", "300", "300") +
-                       " --vocab 60 --family " + family + " --dtype " + dtype + kTinyModel + " --json verify.json");
-      const Json result = parse_json_file("verify.json");
-      EXPECT_TRUE(result["verified"]);
-      for (const Json& run : result["runs"]) EXPECT_TRUE(run["bits_equal"]);
-      if (sized(false, false, true)) break;  // one family
-    }
+  using Cases = std::vector<std::array<std::string, 2>>;
+  const Cases two = {{"f32", "gpt2"}, {"bf16", "mistral"}};
+  for (const auto& [dtype, family] : sized(Cases{two[0], two[1], {"bf16", "gpt2"}, {"f32", "qwen3"}}, two, {two[0]})) {
+    expect_ok_on_gpu(std::string("verify --tile 256 --length ") + sized("3000", "300", "300") +
+                     " --vocab 60 --family " + family + " --dtype " + dtype + kTinyModel + " --json verify.json");
+    const Json result = parse_json_file("verify.json");
+    EXPECT_TRUE(result["verified"]);
+    for (const Json& run : result["runs"]) EXPECT_TRUE(run["bits_equal"]);
   }
 }
 
 TEST_F(GpuCommands, VerifyComparesSeveralChunksByDefault) {
   const Outcome outcome =
-      run_on_gpu("verify --tile 512 --vocab 20 --dtype f32 --hidden 16 --layers 1 --heads 1 --mlp 16");
+      run_on_gpu("verify --tile 256 --vocab 20 --dtype f32 --hidden 16 --layers 1 --heads 1 --mlp 16");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "1664 tokens")) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "stream       1024")) << outcome.output;
-}
-
-TEST_F(GpuCommands, VerifySavesTheGradientForGivenTokens) {
-  const std::vector<std::int32_t> tokens = {5, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9};
-  write_file_atomically("tokens", std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 4));
-  const std::string arguments = "verify --dtype f32 --vocab 10 --tokens tokens" + kTinyModel;
-  expect_ok_on_gpu(arguments + " --save-gradient gpu.safetensors");
-  expect_ok(arguments + " --device cpu --save-gradient cpu.safetensors");
-  const SafetensorsFile gpu("gpu.safetensors"), cpu("cpu.safetensors");
-  ASSERT_EQ(gpu.tensors().size(), cpu.tensors().size());
-  for (const auto& [name, tensor] : cpu.tensors()) {
-    const auto a = numbers<float>(tensor), b = numbers<float>(gpu.at(name));
-    for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-5) << name;
-  }
+  EXPECT_TRUE(contains(outcome.output, "896 tokens")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "stream        512")) << outcome.output;
 }
 
 // Stopping and resuming a run changes no byte of its files, in every combination of types.
@@ -59,7 +44,7 @@ TEST_F(GpuCommands, TrainingResumesBitForBit) {
   using Strings = std::vector<std::string>;
   const Strings all = {"--dtype f32", "--dtype bf16 --optimizer adamw-bf16", "--dtype bf16",
                        "--dtype bf16 --grad-dtype f32"};
-  for (const std::string& types : sized(all, Strings{all[0], all[1]}, Strings{all[0]})) {
+  for (const std::string& types : sized(all, Strings{all[1]}, Strings{all[0]})) {
     const std::string common = kTinyModel + " --length " + sized("64", "24", "24") +
                                " --batch 2 --accumulate 2 --steps 2 --eval-every 0 " + types + " --sample 0 --out ";
     const std::string whole = "whole" + types, parts = "parts" + types;

@@ -114,7 +114,6 @@ TEST_F(GpuTraining, FollowsTheLossCurveOfTheCpu) {
   };
   using B = BFloat16;
   expect_near("float32", losses<Cuda, float, float>(OptimizerKind::adamw, steps, kTestTile), cpu, 1e-4);
-  expect_near("bfloat16", losses<Cuda, B, B>(OptimizerKind::adamw, steps, kTestTile), cpu, 2e-2);
   expect_near("float32 gradient", losses<Cuda, B, float>(OptimizerKind::adamw, steps, kTestTile), cpu, 2e-2);
   expect_near("pure bfloat16", losses<Cuda, B, B>(OptimizerKind::adamw_bf16, steps, kTestTile), cpu, 3e-2);
   expect_near("8-bit moments", losses<Cuda, B, B>(OptimizerKind::adamw_8bit, steps, kTestTile), cpu, 3e-2);
@@ -341,7 +340,7 @@ TEST_F(GpuTraining, LaunchesPerTokenDoNotDependOnTheSlots) {
 
 // A repeated step gives the same bits: nothing depends on the order of blocks.
 TEST_F(GpuTraining, RepeatsBitForBit) {
-  const Index steps = sized<Index>(3, 3, 1);
+  const Index steps = sized<Index>(3, 2, 1);
   const auto run = [=] { return losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw_bf16, steps, kTestTile); };
   const auto first = run();
   in_every_order([&] { EXPECT_EQ(run(), first); });

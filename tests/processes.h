@@ -18,7 +18,7 @@ class WithMpi : public Fixture {
     if (!STREAMBP_MPI) GTEST_SKIP() << "built without MPI";
     if (execute("--version > /dev/null", "mpirun").exit_code != 0) GTEST_SKIP() << "mpirun is not installed";
     for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
-                             "OMPI_MCA_rmaps_base_oversubscribe", "OMP_NUM_THREADS"})
+                             "OMPI_MCA_rmaps_base_oversubscribe", "OMPI_MCA_mpi_yield_when_idle", "OMP_NUM_THREADS"})
       setenv(name, "1", 1);
     if (kSanitized) setenv("ASAN_OPTIONS", "detect_leaks=0", 1);  // MPI itself leaks
   }

@@ -189,34 +189,31 @@ HostGradient host_gradient(Device& dev, const Config& c, Tensors<T>& gradient) {
   return {c, std::move(values)};
 }
 
-// The gradient of one batch in one mode, on a device with exactly the planned memory. fill(dev, model) sets the weights.
+// The gradient of a step in one mode, on a device with exactly the planned memory. fill(dev, model) sets the weights.
 template <class Device, class T, class G = T, class Fill>
-GradientRun run_gradient(const Config& config, const Batch& batch, const Schedule& schedule, Fill&& fill,
+GradientRun run_gradient(const Config& config, const std::vector<Batch>& batches, const Schedule& schedule, Fill&& fill,
                          const Objective& objective = {}, auto... device_settings) {
-  StepSettings settings{config, DType::f32, OptimizerKind::none, 1};
+  StepSettings settings{config, DType::f32, OptimizerKind::none, std::ssize(batches)};
   settings.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
   settings.wide_gradient = sizeof(G) > sizeof(T);
   settings.device = Device::kind;
   settings.objective = objective;
-  const Usage planned = plan(settings, batch.size(), schedule);
+  const Index rows = std::ranges::max_element(batches, {}, &Batch::size)->size();
+  const Usage planned = plan(settings, rows, schedule);
   Device dev(planned.capacity(), device_settings...);
-  Trainer<Device, T, G> trainer(dev, config, batch.size(), OptimizerKind::none, objective);
+  Trainer<Device, T, G> trainer(dev, config, rows, OptimizerKind::none, objective);
   fill(dev, trainer.model);
   dev.synchronize();
-  const auto start = std::chrono::steady_clock::now();
-  const Measures measures = trainer.accumulate(batch, Counts(batch), schedule);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const auto logp = trainer.log_probabilities();
+  StepRun run = run_step(trainer, batches, schedule);
   EXPECT_EQ(dev.far.peak(), planned.far);
   EXPECT_EQ(dev.far_traffic(), planned.far_traffic);
-  return {measures.loss,
-          seconds,
-          dev.arena.peak(),
-          planned.peak,
-          host_gradient(dev, config, trainer.grad),
-          {logp.begin(), logp.end()},
-          measures.others,
+  return {std::move(run), dev.arena.peak(), planned.peak, host_gradient(dev, config, trainer.grad),
           dev.algorithm_changes};
+}
+template <class Device, class T, class G = T, class Fill>
+GradientRun run_gradient(const Config& config, const Batch& batch, const Schedule& schedule, Fill&& fill,
+                         const Objective& objective = {}, auto... device_settings) {
+  return run_gradient<Device, T, G>(config, std::vector{batch}, schedule, fill, objective, device_settings...);
 }
 
 // The gradient and the loss of a run are those of the oracle.

@@ -112,19 +112,6 @@ TEST(Gemm, EveryElementHasTheBitsOfItsDefinition) {
   EXPECT_THROW(cpu::use_instructions("MMX"), Error);
 }
 
-TEST(Gemm, MultiplyAssignsOrAdds) {
-  const Owned<float> a(9, 40, 1), b(40, 70, 2);
-  const cpu::LeftBlock<float> block;
-  cpu::RightPanels<float> panels(70);
-  panels.pack(b.m, Op::as_is);
-  const cpu::Left<float> rows = block.copy(a.m, Op::as_is);
-  Owned<float> once(9, 70, 3), twice(9, 70, 4);
-  cpu::multiply<float>(once.m, rows, panels, Update::assign);
-  cpu::multiply<float>(twice.m, rows, panels, Update::assign);
-  cpu::multiply<float>(twice.m, rows, panels, Update::add);
-  for (Index i = 0; i < once.m.size(); ++i) ASSERT_EQ(twice.m.data[i], once.m.data[i] + once.m.data[i]);
-}
-
 TEST(Gemm, RefusesOperandsThatDoNotFit) {
   const cpu::LeftBlock<float> block;
   cpu::RightPanels<float> panels(8);
@@ -194,24 +181,6 @@ TEST(Softmax, RowsHaveTheBitsOfTheirDefinition) {
         expect_defined_softmax<double>(cap, odd_one);
         expect_defined_softmax<BFloat16>(cap, odd_one);
       }
-    }
-  }
-}
-
-// A row of a matmul has the same bits alone, among other rows, and on any number of threads.
-TEST(Matmul, BitsOfARowDependOnTheRowOnly) {
-  Cpu dev(0);
-  for (auto [inputs, outputs] : {std::pair<Index, Index>{1, 1}, {77, 100}, {300, 31}, {513, 1000}}) {
-    const Owned<float> x(300, inputs, 1), w(outputs, inputs, 2), bias(1, outputs, 3), residual(300, outputs, 4);
-    Owned<float> all(300, outputs, 5);
-    matmul(dev, all.m, x.m, w.m, bias.m, residual.m);
-    for (const Index count : {1, 2, 7, 16, 257}) {
-      Owned<float> y(count, outputs, 6);
-      const int threads = omp_get_max_threads();
-      omp_set_num_threads(static_cast<int>(count % 4 + 1));
-      matmul(dev, y.m, x.m.slice({0, count}), w.m, bias.m, residual.m.slice({0, count}));
-      omp_set_num_threads(threads);
-      for (Index i = 0; i < y.m.size(); ++i) ASSERT_EQ(y.m.data[i], all.m.data[i]) << count << " rows, element " << i;
     }
   }
 }

@@ -227,6 +227,7 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
       {{{"vocab_size", nullptr}}, "vocab_size"},
       {{{"head_dim", 7}}, "even"},
       {{{"num_hidden_layers", 0}}, "positive"},
+      {{{"max_position_embeddings", -1}}, "\"max_position_embeddings\" is -1, but must not be negative"},
       {{{"num_hidden_layers", 4097}}, "4097 layers"},
       {{{"model_type", "gpt2"}, {"n_embd", -4611686018427387904}, {"n_layer", 2}, {"n_head", 2}}, "n_embd"},
       {{{"hidden_size", 4000000000}, {"head_dim", 64}}, "4000000000"},

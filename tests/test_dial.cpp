@@ -69,7 +69,7 @@ void expect_bits_of_full_memory(unsigned seed, int cases) {
     }
   }
 }
-constexpr int kCases = kSanitized ? 20 : 250;
+constexpr int kCases = kSanitized ? 20 : 120;
 TEST(Dial, AnySetBlockAndChunkGivesTheBitsOfFullMemoryInFloat32) { expect_bits_of_full_memory<float>(1, kCases); }
 TEST(Dial, AnySetBlockAndChunkGivesTheBitsOfFullMemoryInBFloat16) { expect_bits_of_full_memory<BFloat16>(2, kCases); }
 

@@ -31,21 +31,6 @@ TEST_F(Encoding, OfConversationsEqualsTransformers) {
   }
 }
 
-TEST_F(Encoding, TrainsOnAnswersOnly) {
-  model("byte_level");
-  const Example example = conversation({{"user", "One?"}, {"assistant", "1"}, {"user", "Two?"}, {"assistant", "2"}});
-  const auto chatml = encoder("chatml").encode(example);
-  ASSERT_EQ(chatml.size(), 1u);
-  EXPECT_EQ(learned(chatml[0]), "1<|im_end|>2<|im_end|>");
-  const auto turns = encoder("turns").encode(example);
-  ASSERT_EQ(turns.size(), 2u);
-  EXPECT_EQ(learned(turns[0]), "<think>\n\n</think>\n\n2<|im_end|>");
-  EXPECT_EQ(learned(turns[1]), "<think>\n\n</think>\n\n1<|im_end|>");
-  const auto all = encoder("turns", Learn::all).encode(example);
-  ASSERT_EQ(all.size(), 1u);
-  EXPECT_EQ(all[0].learned(), static_cast<Index>(all[0].tokens.size()) - 1);
-}
-
 TEST_F(Encoding, TreatsSpecialTokensInMessagesAsText) {
   model("byte_level");
   const Example example =
@@ -144,15 +129,10 @@ TEST_F(Encoding, FindsTheEndToken) {
   write("model/tokenizer_config.json", "{}");
   EXPECT_THROW(end(), Error);
   const std::string id = std::to_string(tokens_->find("<|eot_id|>").value());
-  write("model/config.json", "{\"eos_token_id\": " + id + "}");
+  write("model/config.json", "{\"eos_token_id\": [" + id + ", 3]}");
   EXPECT_EQ(end(), "<|eot_id|>");
-  write("model/generation_config.json",
-        "{\"eos_token_id\": [" + std::to_string(tokens_->find("<s>").value()) + ", 3]}");
-  EXPECT_EQ(end(), "<s>");
-  for (const char* wrong : {"-1", "1000000000", "9223372036854775809", "1e3", "\"</s>\"", "[true]"}) {
-    write("model/generation_config.json", std::string("{\"eos_token_id\": ") + wrong + "}");
-    EXPECT_THROW(end(), Error) << wrong;
-  }
+  write("model/config.json", R"({"eos_token_id": 1000000000})");
+  EXPECT_THROW(end(), Error);
 }
 
 TEST_F(Encoding, KeepsTheOrderOfFiles) {

@@ -99,10 +99,6 @@ void expect_logits_of_whole_texts(const Config& c, double tolerance) {
 TEST_P(EveryGenerator, MatchesFullForwardLogitsInFloat64) {
   expect_logits_of_whole_texts<double>(GetParam().config, 1e-10);
 }
-TEST_P(EveryGenerator, MatchesFullForwardLogitsInFloat32) {
-  expect_logits_of_whole_texts<float>(GetParam().config, 1e-5);
-}
-
 // A completion does not depend on the other sequences or on the number of slots.
 TEST_P(EveryGenerator, CompletionsDoNotDependOnOtherSequences) {
   const Config& c = GetParam().config;

@@ -167,24 +167,6 @@ TEST_F(MachineLimits, ThreadsForAQuota) {
   EXPECT_EQ(threads_for(0.1, 8), 1);
 }
 
-TEST_F(MachineLimits, ClosedStandardDescriptorsAreOpened) {
-  EXPECT_EQ(exit_code_of([&] {
-              for (int file : {0, 1, 2}) close(file);
-              open_standard_descriptors();
-              const int next = open((root / "proc/meminfo").c_str(), O_RDONLY);
-              return next > 2 && ::write(1, "x", 1) == 1 ? 0 : 1;
-            }),
-            0);
-  EXPECT_EQ(exit_code_of([&] {  // open ones stay as they are
-              const int file = open((root / "proc/meminfo").c_str(), O_RDONLY);
-              dup2(file, 0), close(1);
-              open_standard_descriptors();
-              char c;
-              return ::read(0, &c, 1) == 1 && c == 'M' ? 0 : 1;
-            }),
-            0);
-}
-
 TEST_F(MachineLimits, TheFirstSignalIsRecordedAndTheSecondKills) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     auto raised = [&](int times) {

@@ -213,21 +213,6 @@ TEST_F(ModelDirectories, WithLinksToOtherFilesAreRefused) {
   EXPECT_ERROR(AdapterDirectory{dir / "adapters"}, "outside the model directory");
 }
 
-TEST_F(ModelDirectories, WithANegativeContextLengthAreRefused) {
-  Json json = config_to_json(make_config("llama", {40, 24, 2, 4, 2, 6, 36, 64, false}));
-  const auto error = [&](Index length) {
-    json["max_position_embeddings"] = length;
-    try {
-      return std::to_string(config_from_json(json, "config.json").max_length);
-    } catch (const Error& e) {
-      return std::string(e.what());
-    }
-  };
-  EXPECT_EQ(error(64), "64");
-  EXPECT_EQ(error(0), "0");  // unknown
-  EXPECT_EQ(error(-1), "config.json: \"max_position_embeddings\" is -1, but must not be negative");
-}
-
 TEST_F(ModelDirectories, WithHugeFieldsAreRefusedBriefly) {
   const std::string wide(1'000'000, 'w');
   for (const Json& patch : {Json{{"model_type", wide}}, Json{{wide, 1}}, Json{{"hidden_size", wide}},

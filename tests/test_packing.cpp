@@ -60,18 +60,6 @@ TEST(Packing, UsesEveryTokenOncePerEpochAndFillsThePacks) {
   EXPECT_LE(static_cast<double>(packing.packs()), 1.015 * static_cast<double>(packs_if_sorted(cut_lengths, length)));
 }
 
-// Best fit opens a pack only for a piece that fits no other, so no two packs fit into one.
-TEST(Packing, OpensAPackOnlyIfNoOtherHasRoom) {
-  Packing packing(cut(natural_lengths(300), 700, TooLong::split), 700, 1);
-  std::vector<Index> sums;
-  for (Index n = 0; n < packing.packs(); ++n) {
-    sums.push_back(0);
-    for (const PackedPiece& piece : packing.pack(n)) sums.back() += piece.length;
-  }
-  std::ranges::sort(sums);
-  EXPECT_GT(sums[0] + sums[1], 700);
-}
-
 // Packs of equal documents would make every step one of short or of long documents.
 TEST(Packing, MixesLengths) {
   std::vector<Index> lengths(5000);
@@ -149,34 +137,6 @@ TEST(Packing, GivesALongDocumentAPackAlone) {
     packs.insert(pack);
   }
   EXPECT_EQ(packs, (std::multiset<std::multiset<Index>>{{2, 3, 4}, {11}, {25}}));
-}
-
-TEST(Packing, KeepsPairsTogetherInTheirOrder) {
-  const std::vector<Index> lengths = natural_lengths(4000);
-  constexpr Index length = 2048;
-  const auto pieces = cut_pairs(lengths, length, length, TooLong::truncate);
-  ASSERT_EQ(pieces.size(), lengths.size());
-  Packing packing(pieces, length, 3, 2), again(pieces, length, 3, 2);
-  const Index n = packing.packs();
-  for (const Index epoch : {0, 1}) {
-    std::set<Index> seen;
-    for (Index i = packing.packs(epoch); i < packing.packs(epoch + 1); ++i) {
-      const auto pack = packing.pack(i);
-      ASSERT_EQ(pack.size() % 2, 0u);
-      Index sum = 0;
-      for (std::size_t p = 0; p < pack.size(); p += 2) {
-        ASSERT_EQ(pack[p].document % 2, 0);
-        ASSERT_EQ(pack[p + 1].document, pack[p].document + 1);
-        ASSERT_TRUE(seen.insert(pack[p].document).second);
-        sum += pack[p].length + pack[p + 1].length;
-      }
-      ASSERT_LE(sum, length);
-    }
-    ASSERT_EQ(2 * seen.size(), lengths.size());
-  }
-  const auto all = packs_of(packing, 0, 2 * n), late = packs_of(again, n + n / 2, n / 2);
-  EXPECT_TRUE(std::equal(late.begin(), late.end(), all.begin() + n + n / 2));
-  EXPECT_GE(static_cast<double>(packing.tokens()) / static_cast<double>(n * length), 0.95);
 }
 
 TEST(Packing, OfLongPairsCutsTheLongerSide) {

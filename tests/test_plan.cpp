@@ -35,7 +35,7 @@ void expect_plan_is_the_arena(const Config& c, Index rows, const Schedule& sched
 
 TEST(Plan, MatchesThePeakOfTheArenaToTheByte) {
   for (const Family& family : walked_families()) {
-    for (Index rows : sized<Lengths>({1, 600, 769}, {300})) {
+    for (Index rows : sized<Lengths>({1, 769}, {300})) {
       for (Mode mode : kModes) {
         for (Index micro_batches : sized<Lengths>({1, 2}, {2})) {
           if (rows == 769 && micro_batches == 1) continue;
@@ -44,7 +44,7 @@ TEST(Plan, MatchesThePeakOfTheArenaToTheByte) {
           const std::string what =
               family.name + ", " + std::to_string(rows) + " rows, " + name(mode) + ", " + std::to_string(micro_batches);
           expect_plan_is_the_arena<float>(family.config, rows, schedule, kind, micro_batches, what);
-          if (rows != sized<Index>(600, 300)) continue;
+          if (rows == 1) continue;
           expect_plan_is_the_arena<BFloat16>(family.config, rows, schedule, kind, micro_batches, what);
         }
       }

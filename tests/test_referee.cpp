@@ -48,26 +48,30 @@ class Referees : public TemporaryDirectory {
   }
   std::string path() const { return (dir / "gradient.safetensors").string(); }
 
-  bool is_right(const TrainingCase& correct, CaseGradients& gradients) const {
-    const RecordedGradient recorded({path()}, correct.config);
-    Referee referee(correct, DType::f64, recorded, gradients);
-    referee.compare(gradients.compute(correct, {DType::f64}));
-    referee.compute_rounding({DType::f32});
-    return referee.explained() == 0;
-  }
-
-  // The referee's explanations of the gradient that was written; none if it is right.
-  std::vector<Explanation> explain(const TrainingCase& correct, CaseGradients& gradients,
-                                   const std::vector<Types>& roundings = {{DType::f32}}) const {
+  // f(referee) of the gradient that was written, when it knows these roundings
+  template <class F>
+  auto with_referee(const TrainingCase& correct, CaseGradients& gradients, const std::vector<Types>& roundings,
+                    F&& f) const {
     const RecordedGradient recorded({path()}, correct.config);
     Referee referee(correct, DType::f64, recorded, gradients);
     referee.compare(gradients.compute(correct, {DType::f64}));
     for (const Types& types : roundings) referee.compute_rounding(types);
-    if (referee.explained() == 0) return {};
-    if (referee.explained() < referee.roundings().size()) return referee.explain_better();
-    return referee.explain([](const std::string&, bool) { return true; });
+    return f(referee);
+  }
+  bool is_right(const TrainingCase& correct, CaseGradients& gradients) const {
+    return with_referee(correct, gradients, {{DType::f32}}, [](Referee& r) { return r.explained() == 0; });
+  }
+  // The referee's explanations of the gradient that was written; none if it is right.
+  std::vector<Explanation> explain(const TrainingCase& correct, CaseGradients& gradients,
+                                   const std::vector<Types>& roundings = {{DType::f32}}) const {
+    return with_referee(correct, gradients, roundings, [](Referee& referee) -> std::vector<Explanation> {
+      if (referee.explained() == 0) return {};
+      if (referee.explained() < referee.roundings().size()) return referee.explain_better();
+      return referee.explain([](const std::string&, bool) { return true; });
+    });
   }
 };
+const std::vector<Types> kAllTypes = {{DType::f32}, {DType::bf16}, {DType::bf16, false}};
 
 std::vector<Family> judged_families() {
   const std::set<std::string> chosen =
@@ -127,25 +131,31 @@ class SmallReferees : public Referees {
 TEST_F(SmallReferees, AcceptACorrectGradientInEveryType) {
   for (const Types types : {Types{DType::f64}, Types{DType::f32}, Types{DType::bf16}, Types{DType::bf16, false}}) {
     write(correct.config, gradients.compute(correct, types));
-    const RecordedGradient recorded({path()}, correct.config);
-    Referee referee(correct, DType::f64, recorded, gradients);
-    referee.compare(gradients.compute(correct, {DType::f64}));
-    for (const Types known : {Types{DType::f32}, Types{DType::bf16}, Types{DType::bf16, false}})
-      referee.compute_rounding(known);
-    EXPECT_LE(referee.explained(), types.dtype == DType::bf16 ? 2u : 0u) << types.name();
+    const std::size_t explained =
+        with_referee(correct, gradients, kAllTypes, [](Referee& referee) { return referee.explained(); });
+    EXPECT_LE(explained, types.dtype == DType::bf16 ? 2u : 0u) << types.name();
+  }
+}
+
+TEST_F(SmallReferees, KnowFactorsWithAMeaning) {
+  const auto n = static_cast<double>(correct.step.targets());
+  for (const auto& [factor, said] : {std::pair{-1.0, "wrong sign"},
+                                     {0.5, "divided by the 2 ranks"},
+                                     {n / (n - 1), "one learned token too few"},
+                                     {1024.0, "loss scale of 1024"}}) {
+    const auto all = factors_of(correct.step);
+    const auto found = std::ranges::find(all, factor, &Factor::value);
+    ASSERT_NE(found, all.end()) << said;
+    EXPECT_PRED2(contains, found->meaning, said);
   }
 }
 
 TEST_F(SmallReferees, NameFactorsAlsoOfDefects) {
-  const auto n = static_cast<double>(correct.step.targets());
   TrainingCase means = correct;
   ASSERT_TRUE(named("micro-batch-means").apply(means));
-  for (const auto& [of, factor, said] : {std::tuple{correct, n, "the sum over the"},
-                                         {correct, -1.0, "wrong sign"},
-                                         {correct, 0.5, "divided by the 2 ranks"},
-                                         {correct, n / (n - 1), "one learned token too few"},
-                                         {correct, 1024.0, "loss scale of 1024"},
-                                         {means, 4.0, "not divided by the 4 micro-batches"}}) {
+  for (const auto& [of, factor, said] :
+       {std::tuple{correct, static_cast<double>(correct.step.targets()), "the sum over the"},
+        {means, 4.0, "not divided by the 4 micro-batches"}}) {
     CaseGradients::Result wrong = in_float32(of);
     for (auto& values : wrong.values)
       for (double& x : values) x *= factor;
@@ -185,17 +195,6 @@ TEST_F(SmallReferees, DoNotAcceptWhatNothingExplains) {
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = Random(1).normal(i);
   write(correct.config, wrong);
   EXPECT_TRUE(explain(correct, gradients).empty());
-}
-
-TEST_F(SmallReferees, NamePairsOfDefects) {
-  for (const auto& [a, b] : {std::pair{"rank-means", "documents-joined"}, {"prompt-learned", "rope-pairs"}}) {
-    TrainingCase wrong = correct;
-    ASSERT_TRUE(named(a).apply(wrong) && named(b).apply(wrong));
-    write(correct.config, in_float32(wrong));
-    const std::vector<Explanation> found = explain(correct, gradients);
-    ASSERT_FALSE(found.empty()) << a << " and " << b;
-    EXPECT_EQ(found.front().defects, (std::vector<const Defect*>{&named(a), &named(b)}));
-  }
 }
 
 // Defects of different groups: the loss's mean and labels, documents and positions, the model.
@@ -249,11 +248,8 @@ TEST_F(SmallReferees, NameTensorsThatAreMissingOrCountedTwice) {
       for (double& x : wrong.values[i]) x *= factor;
     }
     write(correct.config, wrong);
-    const RecordedGradient recorded({path()}, correct.config);
-    Referee referee(correct, DType::f64, recorded, gradients);
-    referee.compare(gradients.compute(correct, {DType::f64}));
-    referee.compute_rounding({DType::f32});
-    const auto multiple = referee.multiple();
+    const auto multiple =
+        with_referee(correct, gradients, {{DType::f32}}, [](Referee& referee) { return referee.multiple(); });
     ASSERT_TRUE(multiple) << factor;
     EXPECT_NEAR(multiple->factor, factor, 1e-5);
     EXPECT_EQ(multiple->names.size(), changed);
@@ -275,12 +271,9 @@ TEST_F(SmallReferees, NameThePartOfATiedEmbeddingThatIsMissing) {
       wrong.values[0][i] *= is_read ? 0.5 : part == "the head's part" ? 0 : 1;
     }
     write(correct.config, wrong);
-    const RecordedGradient recorded({path()}, correct.config);
-    Referee referee(correct, DType::f64, recorded, of_tied);
-    referee.compare(of_tied.compute(correct, {DType::f64}));
-    referee.compute_rounding({DType::f32});
-    EXPECT_EQ(referee.wrong_tied_part(),
-              part == "the head's part" ? Referee::TiedPart::head : Referee::TiedPart::embedding);
+    const auto found =
+        with_referee(correct, of_tied, {{DType::f32}}, [](Referee& referee) { return referee.wrong_tied_part(); });
+    EXPECT_EQ(found, part == "the head's part" ? Referee::TiedPart::head : Referee::TiedPart::embedding);
   }
 }
 
@@ -359,12 +352,9 @@ TEST_F(SmallReferees, NoNumberOfMicroBatchesExcusesAWrongGradient) {
         values[j] = factor * values[j] + (factor > 0 ? 0.002 : 1) * size * Random(1, i).normal(j);
     }
     write(correct.config, theirs);
-    const RecordedGradient recorded({path()}, correct.config);
-    Referee referee(correct, DType::f64, recorded, gradients);
-    referee.compare(gradients.compute(correct, {DType::f64}));
-    for (const Types types : {Types{DType::f32}, Types{DType::bf16}, Types{DType::bf16, false}})
-      referee.compute_rounding(types);
-    const bool accepted = referee.explained() < referee.roundings().size() && !referee.undecided();
+    const bool accepted = with_referee(correct, gradients, kAllTypes, [](Referee& referee) {
+      return referee.explained() < referee.roundings().size() && !referee.undecided();
+    });
     EXPECT_EQ(accepted, factor == 1) << micro_batches << " micro-batches times " << factor;
   }
 }

@@ -74,15 +74,6 @@ TEST_F(RunSafety, MetricsThatAreRemovedDuringARunBeginAgain) {
   EXPECT_EQ(steps("run"), checkpoint_step(newest_checkpoint("run").filename().string()));
 }
 
-TEST_F(RunSafety, ARunUnderNohupIgnoresSighup) {
-  const pid_t child =
-      in_background("trap '' HUP; exec " + binary() + " train" + kSmall + "--steps 200 --out run > /dev/null 2>&1");
-  ASSERT_TRUE(reaches("run", 2));
-  kill(child, SIGHUP);
-  EXPECT_EQ(exit_code(child), 0);
-  EXPECT_EQ(steps("run"), 200);
-}
-
 // The error messages do not contradict each other.
 TEST_F(RunSafety, ARunKilledBeforeItsFirstCheckpointStartsAgain) {
   const std::string run = kSmall + "--seed 5 --rate 0.002 --steps 100000 --out ";
@@ -105,12 +96,6 @@ TEST_F(RunSafety, TheLastFiniteWeightsAreSavedWhenTheGradientIsNan) {
   EXPECT_EQ(newest_checkpoint("run"), fs::path("run/step-000001"));
 }
 
-TEST_F(RunSafety, WeightsWithANanLossAreNotSaved) {
-  expect_failed("train" + kSmall + "--steps 50 --rate 1e30 --warmup 0 --clip 0 --out run",
-                "there is no checkpoint yet");
-  EXPECT_TRUE(newest_checkpoint("run").empty());
-}
-
 TEST_F(RunSafety, ClosedDescriptorsDoNotBecomeFilesOfTheRun) {
   for (const char* closed : {"<&- >&-", "<&- >&- 2>&-", ">&-"}) {
     expect_ok("train" + kSmall + "--steps 3 --out run " + closed);
@@ -119,18 +104,6 @@ TEST_F(RunSafety, ClosedDescriptorsDoNotBecomeFilesOfTheRun) {
     EXPECT_EQ(steps("run"), 3);
     fs::remove_all("run");
   }
-}
-
-TEST_F(RunSafety, UnnamedRunsGetSeparateDirectories) {
-  const std::string train = binary() + " train" + kSmall + "--steps 1 > /dev/null";
-  EXPECT_EQ(shell("for i in 1 2 3; do " + train + " & done; wait").output, "");
-  for (const char* name : {"out/run-1", "out/run-2", "out/run-3"})
-    EXPECT_FALSE(newest_checkpoint(name).empty()) << name;
-}
-
-TEST_F(RunSafety, AFileSizeLimitIsAnErrorAndLeavesNoTemporaryFile) {
-  expect_outcome(2, shell("ulimit -f 16; " + binary() + " train" + kSmall + "--steps 1 --out run"), "File too large");
-  for (const std::string& name : files()) EXPECT_FALSE(contains(name, ".tmp")) << name;
 }
 
 // The OpenMP library shows what it has read from the environment: GCC's libgomp, or Clang's libomp.
@@ -240,14 +213,6 @@ TEST_F(Rewards, OutputAtTheEndIsNoticedAfterASignal) {
   fs::remove_all("run");
   EXPECT_EQ(interrupted("sleep 300"), 128 + SIGINT) << read_file("log");
   EXPECT_FALSE(newest_checkpoint("run").empty()) << read_file("log");
-}
-
-TEST_F(Rewards, SamplesThatCannotBeRecordedNameTheReason) {
-  const std::string train = run(kShort + "--steps 9",
-                                "n=0; while read -r line; do n=$((n+1)); [ $n -eq 6 ] && head -c 1000000 /dev/zero >> "
-                                "run/completions.jsonl 2> /dev/null; echo $n; done");
-  expect_outcome(2, shell("ulimit -f 300; " + binary() + " " + train),
-                 "completions.jsonl: cannot write: File too large");
 }
 
 // The error comes while the reference model's weights are on the device; the trained ones are saved.

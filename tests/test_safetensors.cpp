@@ -97,27 +97,6 @@ TEST_F(Safetensors, RoundTrip) {
   EXPECT_EQ(values<double>(*survivor, "double"), f64);
 }
 
-TEST_F(Safetensors, HalfPrecision) {
-  const std::vector<std::uint16_t> half = {0x0000, 0x8000, 0x3c00, 0xc000, 0x7bff, 0x0400,
-                                           0x03ff, 0x8001, 0x3555, 0x7c00, 0x7e00};
-  const std::vector<std::uint16_t> brain = {0x0000, 0x3f80, 0xc000, 0x7f7f, 0x0001, 0xff80, 0x7fc0};
-  SafetensorsWriter writer(path(), {});
-  add(writer, "half", "F16", half);
-  add(writer, "brain", "BF16", brain);
-  writer.finish();
-  const SafetensorsFile file(path());
-  const double infinity = std::numeric_limits<double>::infinity();
-  const std::vector<double> expected_half = {0,       -0.0,           1,        -2,         65504,
-                                             0x1p-14, 1023 * 0x1p-24, -0x1p-24, 0x1.554p-2, infinity};
-  const std::vector<double> expected_brain = {0, 1, -2, 0x1.fep127, 0x1p-133, -infinity};
-  const auto read_half = values<double>(file, "half"), read_brain = values<double>(file, "brain");
-  for (std::size_t i = 0; i < expected_half.size(); ++i) EXPECT_EQ(read_half[i], expected_half[i]) << i;
-  for (std::size_t i = 0; i < expected_brain.size(); ++i) EXPECT_EQ(read_brain[i], expected_brain[i]) << i;
-  EXPECT_TRUE(std::signbit(read_half[1]));
-  EXPECT_TRUE(std::isnan(read_half.back()) && std::isnan(read_brain.back()));
-  EXPECT_EQ(values<float>(file, "half")[8], 0x1.554p-2f);
-}
-
 TEST_F(Safetensors, WriterRefuses) {
   const float x[2] = {1, 2};
   SafetensorsWriter writer(path(), {});
@@ -232,38 +211,11 @@ TEST_F(Safetensors, NotASafetensorsFile) {
   EXPECT_ERROR(SafetensorsFile(path()).at("a"), "no tensor \"a\"");
 }
 
-// The callback parser needed half a minute for this header.
-TEST_F(Safetensors, HeadersParseInLinearTime) {
-  std::string header = "{";
-  for (int i = 0; i < 40'000; ++i) {
-    header += (i ? ",\"" : "\"") + std::to_string(i) + R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
-  }
-  put(header + "}", "");
-  const std::clock_t start = std::clock();
-  EXPECT_EQ(SafetensorsFile(path()).tensors().size(), 40'000u);
-  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 10);
-}
-
 TEST_F(Safetensors, HugeHeadersAreRefusedAfterBoundedWork) {
   std::string header = R"({"a":{"shape":[0)";
   for (int i = 0; i < 1'000'000; ++i) header += ",0";
   put(header + R"(],"dtype":"F32","data_offsets":[0,0]}})", "");
   EXPECT_ERROR(SafetensorsFile{path()}, "header: more than 1000000 values");
-}
-
-// Fuzz.Safetensors damages files at random.
-TEST_F(Safetensors, EveryTruncationIsRefused) {
-  const std::vector<std::uint16_t> scale = {0x3f80, 0x4000, 0x4040};
-  const std::vector<Index> steps = {1, -2};
-  SafetensorsWriter writer(path(), {{"format", "pt"}});
-  add(writer, "scale", "BF16", scale);
-  add(writer, "steps", "I64", steps);
-  writer.finish();
-  const std::string valid = read_file(path());
-  for (std::size_t length = 0; length < valid.size(); ++length) {
-    put(valid.substr(0, length));
-    EXPECT_ERROR(SafetensorsFile{path()}, path().string() + ":");
-  }
 }
 
 TEST_F(Safetensors, AFailingProducerLeavesNoFile) {

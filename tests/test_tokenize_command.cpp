@@ -33,14 +33,6 @@ TEST_F(TokenizeCommandTest, ShowsTheTokensUnderTheLoss) {
       std::to_string(file.token_count()) + " tokens, " + std::to_string(file.learned_count()) + " of them in the loss");
 }
 
-TEST_F(TokenizeCommandTest, ReadsSeveralFilesAndItsOwnOutput) {
-  expect_ok(arguments("chats.jsonl", "--learn all --chat " + chat_template("roles")));
-  const TokenFile first("out.safetensors");
-  EXPECT_EQ(first.learned_count(), first.token_count() - 2);
-  expect_ok("tokenize --model model --data out.safetensors chats.jsonl --chat chatml --out both.safetensors");
-  EXPECT_EQ(TokenFile("both.safetensors").documents(), 4);
-}
-
 TEST_F(TokenizeCommandTest, ShowsPairs) {
   const std::string line = R"({"prompt": [{"role": "user", "content": "One?"}],)"
                            R"( "chosen": [{"role": "assistant", "content": "1"}],)"
@@ -75,20 +67,6 @@ TEST_F(TokenizeCommandTest, WritesRenderings) {
   EXPECT_EQ(text.substr(begin, end - begin), "1<|im_end|>");
   EXPECT_EQ(std::ssize(first["tokens"]), TokenFile("out.safetensors").length(0));
   expect_refused(arguments("chats.jsonl", "--chat chatml --render seen.jsonl"), "exists already");
-}
-
-TEST_F(TokenizeCommandTest, RefusesUnknownRolesWithTheLine) {
-  write_file_atomically("share.jsonl",
-                        R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
-{"conversations": [{"from": "human", "value": "a"}, {"from": "robot", "value": "b"}]}
-)");
-  expect_refused(arguments("share.jsonl", "--chat chatml"),
-                 "share.jsonl:2: conversations, message 2: the role \"robot\" is not known; name it human, gpt");
-}
-
-TEST_F(TokenizeCommandTest, CountsWhatItSkips) {
-  expect_refused(arguments("bad.jsonl"), "bad.jsonl:2: not valid JSON");
-  expect_ok(arguments("bad.jsonl", "--skip-bad"), "examples skipped: 1, the first: ");
 }
 
 TEST_F(TokenizeCommandTest, RefusesMisuse) {

@@ -87,32 +87,16 @@ void expect_equal_bits(const Config& c) {
 }
 TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInFloat32) { expect_equal_bits<float>(GetParam().config); }
 TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInBFloat16) { expect_equal_bits<BFloat16>(GetParam().config); }
-TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInFloat64) { expect_equal_bits<double>(GetParam().config); }
-
 // A document's gradient must not depend on its neighbours in the stream.
 TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
   const Config& c = GetParam().config;
-  const Lengths lengths = sized<Lengths>({270, 150, 133}, {260, 30, 13});
-  const Batch all = packed(c, lengths);
-  std::map<std::string, std::vector<double>> sum;
-  Index begin = 0;
-  for (Index length : lengths) {
-    auto part = [&](const std::vector<std::int32_t>& v) {
-      return std::vector<std::int32_t>(v.begin() + begin, v.begin() + begin + length);
-    };
-    Batch one{part(all.tokens), part(all.targets), part(all.positions),
-              std::vector<std::int32_t>(static_cast<std::size_t>(length), 0)};
-    begin += length;
-    const GradientRun run = run_gradient<Cpu, double>(c, one, Schedule::stream(kTile, kTile), random_weights());
-    const double share = static_cast<double>(one.target_count()) / static_cast<double>(all.target_count());
-    for (std::size_t i = 0; i < run.gradient.values.size(); ++i) {
-      auto& total = sum[oracle::key(run.gradient.parameters[i])];
-      total.resize(run.gradient.values[i].size());
-      for (std::size_t j = 0; j < total.size(); ++j) total[j] += share * run.gradient.values[i][j];
-    }
-  }
-  const GradientRun together = run_gradient<Cpu, double>(c, all, Schedule::stream(kTile, kTile), random_weights());
-  const Difference error = together.gradient.difference(HostGradient(together.gradient, sum));
+  const Batch all = packed(c, sized<Lengths>({270, 150, 133}, {260, 30, 13}));
+  std::vector<Batch> alone;
+  for (const Rows rows : all.documents()) alone.push_back(part_of(all, rows));
+  const Schedule schedule = Schedule::stream(kTile, kTile);
+  const GradientRun together = run_gradient<Cpu, double>(c, all, schedule, random_weights());
+  const Difference error =
+      run_gradient<Cpu, double>(c, alone, schedule, random_weights()).gradient.difference(together.gradient);
   EXPECT_LE(error.relative, 1e-12) << error.tensor;
 }
 
@@ -122,25 +106,15 @@ TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
   const Config c = families()[3].config;
   const std::vector<Batch> batches = {packed(c, {100, 7}, 1), packed(c, {400, 231}, 2), packed(c, {5, 6}, 3)};
   const Batch all = end_to_end(batches);
-  Counts counts;
-  for (const Batch& b : batches) counts += Counts(b);
   const GradientRun truth = run_gradient<Cpu, double>(c, all, Schedule::full(all.size()), random_weights());
-  std::optional<HostGradient> first;
+  std::optional<GradientRun> first;
   for (Mode mode : kModes) {
     const Schedule schedule = schedule_for(mode, c, batches[1].size(), kTile);
-    const StepSettings settings{c, DType::f64, OptimizerKind::none, static_cast<Index>(batches.size())};
-    const std::size_t planned = plan(settings, batches[1].size(), schedule).peak;
-    Cpu dev(planned);
-    Trainer<Cpu, double> trainer(dev, c, batches[1].size(), OptimizerKind::none);
-    trainer.initialise(3, 0.15);
-    double loss = 0;
-    for (const Batch& b : batches) loss += trainer.accumulate(b, counts, schedule).loss;
-    const HostGradient gradient = host_gradient(dev, c, trainer.grad);
-    EXPECT_LE(gradient.difference(truth.gradient).relative, 1e-12) << name(mode);
-    EXPECT_NEAR(loss, truth.loss, 1e-12 * truth.loss);
-    EXPECT_EQ(dev.arena.peak(), planned) << name(mode);
-    if (!first) first = gradient;
-    EXPECT_TRUE(gradient == *first) << name(mode);
+    const GradientRun run = run_gradient<Cpu, double>(c, batches, schedule, random_weights());
+    EXPECT_LE(run.gradient.difference(truth.gradient).relative, 1e-12) << name(mode);
+    EXPECT_NEAR(run.loss, truth.loss, 1e-12 * truth.loss);
+    if (!first) first = run;
+    expect_same_bits(run, *first, name(mode));
   }
 }
 
@@ -165,7 +139,7 @@ TEST(Walk, AnyNumberOfThreadsGivesTheSameBitsInBFloat16) { expect_equal_bits_for
 // Wide enough that a matrix has several blocks of columns.
 TEST(Walk, WideLayersAgreeToo) {
   Config c = make_config("qwen3", {1100, 420, 1, 6, 2, 90, 900, 0, false});
-  const Batch batch = packed(c, sized<Lengths>({300, 290}, {9, 8}));
+  const Batch batch = packed(c, sized<Lengths>({270, 20}, {9, 8}));
   const oracle::Result truth = oracle_gradient(c, batch, random_weights(3, 0.05));
   const GradientRun full = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights(3, 0.05));
   expect_oracle(full, truth);

@@ -1,4 +1,4 @@
-// Memory: one block with a stack at each end, growing towards each other.
+// Memory: one piece with a stack at each end, growing towards each other.
 //
 // Leaving a scope frees everything allocated in it, so a training step never asks the system for memory. Without a
 // block, an Arena only counts bytes; `streambp plan` uses this to find the peak.
@@ -23,7 +23,7 @@ using Bytes = ByKind<std::size_t>;
 
 enum class End { bottom, top };
 
-// A block of host memory. The system provides its pages on first write.
+// A piece of host memory. The system provides its pages on first write.
 class HostBlock {
  public:
   explicit HostBlock(std::size_t bytes) : bytes(bytes) {

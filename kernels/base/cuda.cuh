@@ -1,4 +1,4 @@
-// The GPU: one block of its memory, one stream of work, and the launch of kernels.
+// The GPU: one piece of its memory, one stream of work, and the launch of kernels.
 //
 // Kernels are plain functions, started by launch(dev, kernel, grid, threads, shared bytes, arguments...) and not with
 // <<< >>>. This lets g++ compile them too, with a cuda_runtime.h that runs every CUDA thread as a fiber
@@ -27,7 +27,7 @@ inline void check(cublasStatus_t status, const char* call, const char* file, int
 // For the counter with which thread blocks of a product take the next tile of the result. Partial sums do not fit.
 constexpr std::size_t kCounterBytes = 256;
 
-// A block of the GPU's memory, and a few bytes for cuBLASLt.
+// A piece of the GPU's memory, and a few bytes for cuBLASLt.
 class Block {
  public:
   explicit Block(std::size_t bytes) {
@@ -194,7 +194,7 @@ class Cuda : private cuda::Block, public DeviceBase {
 
 namespace cuda {
 
-// Runs kernel(arguments...) on a grid of blocks, after all work launched before it.
+// Runs kernel(arguments...) on a grid of thread blocks, after all work launched before it.
 template <class... Parameters, class... Arguments>
 void launch(Cuda& dev, void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared,
             Arguments... arguments) {
@@ -224,7 +224,7 @@ inline dim3 grid_of(Index x, Index y = 1) { return {static_cast<unsigned>(x), st
 
 constexpr int kWarp = 32;
 
-// The block's dynamic shared memory.
+// The thread block's dynamic shared memory.
 template <class T>
 __device__ T* shared_memory() {
 #ifdef __CUDACC__
@@ -235,8 +235,8 @@ __device__ T* shared_memory() {
 #endif
 }
 
-// Every lane gets the sum (or maximum) of all 32 lanes, with the same bits: x + y == y + x. warp_sum can also sum groups
-// of `lanes` lanes, a power of two.
+// Every lane gets the sum (or maximum) of all 32 lanes, with the same bits: x + y == y + x. warp_sum can also sum
+// `lanes` neighbours each, a power of two.
 template <class T>
 __device__ T warp_sum(T x, int lanes = kWarp) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);

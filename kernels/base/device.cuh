@@ -62,7 +62,7 @@ struct Capacity {
   Capacity(std::size_t near, std::size_t far = 0) : near(near), far(far) {}
 };
 
-// A part of a step: a pass through one layer (of the model's n; n is the head) for some rows of the stream.
+// A cell of a step: a pass through one layer (of the model's n; n is the head) for some rows of the stream.
 struct Cell {
   const char* pass;
   Index layer;
@@ -91,7 +91,7 @@ class DeviceBase {
     };
     return Scope(*this);
   }
-  // The same for a part of a step, which on_cell is told of.
+  // The same for a cell of a step, which on_cell is told of.
   auto scope(const Cell& cell) {
     auto memory = scope();
     struct CellScope : decltype(memory) {
@@ -102,7 +102,7 @@ class DeviceBase {
     if (on_cell) on_cell(&cell);
     return CellScope{std::move(memory)};
   }
-  std::function<void(const Cell*)> on_cell;  // called when a part of a step begins, and with null when it ends
+  std::function<void(const Cell*)> on_cell;  // called when a cell of a step begins, and with null when it ends
 
   // Called with one call of an operation when it is counted; a GPU may not have begun it.
   std::function<void(const Work&)> on_work;

@@ -23,7 +23,7 @@ enum class Place { near, far, nowhere };
 // Direct file access needs aligned blocks.
 constexpr std::size_t kFarAlignment = 4096;
 
-// Parts of so many rows are aligned in any matrix.
+// Pieces of so many rows are aligned in any matrix.
 constexpr auto kFarRows = static_cast<Index>(kFarAlignment);
 
 // A matrix in far memory, or some of its rows.

@@ -10,7 +10,7 @@
 // ... (a last pair of one is filled up with zeros), and subnormal numbers count as zero. See pairs.h.
 //
 // gemm() multiplies matrices of any size; multiply_few_rows() is faster for decoding, which is a product of few rows with
-// all weights. Attention keeps its operands packed over several products and uses the parts:
+// all weights. Attention keeps its operands packed over several products and uses the pieces:
 //
 //   LeftBlock       some rows of a, copied close together, for the L2 cache
 //   RightPanels     b in panels: the columns that the innermost loop computes at once

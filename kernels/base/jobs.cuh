@@ -11,7 +11,7 @@
 
 namespace streambp::cuda {
 
-// The argument of a kernel: some jobs. A block works for one of them.
+// The argument of a kernel: some jobs. A thread block works for one of them.
 template <class Job>
 struct Jobs {
   static constexpr std::size_t kArguments = 4096;  // bytes; newer drivers take more
@@ -28,7 +28,7 @@ struct Jobs {
   }
 };
 
-// Each block finds its job: the last one that does not begin after it. Jobs without blocks are never found.
+// Each thread block finds its job: the last one that does not begin after it. Jobs without blocks are never found.
 template <class Job>
 __global__ void __launch_bounds__(kThreads) jobs_kernel(const __grid_constant__ Jobs<Job> all) {
   int found = 0;

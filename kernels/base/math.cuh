@@ -44,7 +44,7 @@ STREAMBP_INLINE Reduced<float> reduced(float x) {
   x = x > 88.0f ? 88.0f : x;
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the low bits
   const float shifted = multiply_add(x, 1.44269504f, shift), n = shifted - shift;
-  const float r = multiply_add(n, 2.12194440e-4f, multiply_add(n, -0.693359375f, x));  // ln 2 in two parts
+  const float r = multiply_add(n, 2.12194440e-4f, multiply_add(n, -0.693359375f, x));  // ln 2 as a sum of two
   const std::uint32_t power = (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(shift) + 127u)
                               << 23;
   return {r, std::bit_cast<float>(power)};
@@ -155,7 +155,7 @@ struct SineCosine {
   double sine, cosine;
 };
 
-// The angle is reduced to r in -π/4 .. π/4 by a multiple n of π/2, which is given in three parts.
+// The angle is reduced to r in -π/4 .. π/4 by a multiple n of π/2, which is given as a sum of three.
 constexpr SineCosine sine_cosine(double x) {
   const double shift = 6755399441055744.0;  // 1.5 * 2^52: adding it leaves the integer n in the low bits
   const double shifted = x * 0.6366197723675814 + shift, n = shifted - shift;

@@ -28,7 +28,7 @@ constexpr Index kStride = LeftBlock<Sum<E>>::kStride;
 
 // --- The innermost loop ---
 
-// ROWS rows of c times VECTORS vectors of its columns. Matrices are passed by reference: a copy would be written in parts and
+// ROWS rows of c times VECTORS vectors of its columns. Matrices are passed by reference: a copy would be written in pieces and
 // read at once, and the processor would wait for its own stores.
 template <int ROWS, int VECTORS, Op OP, class E>
 void multiply_tile(const Matrix<Sum<E>>& c, const E* a, const E* b, Index inner, Update update) {

@@ -1,7 +1,7 @@
 // Matrix tiles in shared memory and in registers, and their operations: load, multiply, row_max, row_sum. The attention
 // kernels are built from them.
 //
-//   SharedTile<ROWS, COLS>    bfloat16 in shared memory, for all warps of the block
+//   SharedTile<ROWS, COLS>    bfloat16 in shared memory, for all warps of the thread block
 //   Numbers<M, N>             float32, 16 M rows x 8 N columns, in the registers of a warp
 //   LeftOperand<M, K>         bfloat16, 16 M rows x 16 K columns, in registers too: the left operand of a product
 //   PerRow<M>                 float32, one value for each of the 16 M rows
@@ -16,7 +16,7 @@
 
 namespace streambp::cuda {
 
-// Warps and threads of a block that works on tiles.
+// Warps and threads of a thread block that works on tiles.
 constexpr int kTileWarps = 4, kTileThreads = kTileWarps * kWarp;
 
 // Rows are padded by 16 bytes, so that the 8 rows read by ldmatrix are in different banks.
@@ -29,7 +29,7 @@ struct SharedTile {
   __device__ BFloat16* at(int row, int col) const { return data + row * kStride + col; }
 };
 
-// Starts copying rows first, first + 1, ... of a matrix into the tile, with all threads of the block. Rows outside 0 ..
+// Starts copying rows first, first + 1, ... of a matrix into the tile, with the whole thread block. Rows outside 0 ..
 // end and columns beyond the matrix become zero. `aligned`: the rows of the matrix start at multiples of 16 bytes.
 template <int ROWS, int COLS>
 __device__ void load(SharedTile<ROWS, COLS> tile, Matrix<const BFloat16> m, int first, int end, bool aligned) {
@@ -103,7 +103,7 @@ struct PerRow {
 // The row of x[m][half], relative to the first row of the warp.
 __device__ inline int row_of(int m, int half) { return m * 16 + half * 8 + static_cast<int>(threadIdx.x) % kWarp / 4; }
 
-// Reduces over the four lanes that share a row. All four get the result.
+// Reduces over the four threads that share a row. All four get the result.
 template <class F>
 __device__ float over_row(float x, F&& f) {
   x = f(x, __shfl_xor_sync(0xffffffffu, x, 1));
@@ -121,7 +121,7 @@ __device__ void row_max(PerRow<M>& result, Numbers<M, N>& numbers) {
   }
 }
 
-// Accumulates each lane's part of the row sums. Call finish_row_sum once at the end to add the lanes.
+// Accumulates each thread's share of the row sums. Call finish_row_sum once at the end to add those of a warp.
 template <int M, int N>
 __device__ void add_row_sum(PerRow<M>& result, Numbers<M, N>& numbers) {
   numbers.for_each([&](float x, int m, int half, int) { result.x[m][half] += x; });

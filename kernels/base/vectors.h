@@ -48,7 +48,7 @@ void clear(V (&vectors)[N]) {
   for (V& x : vectors) x = V{};
 }
 
-// Parts of a matrix, unchecked
+// Slices of a matrix, unchecked
 template <class T>
 Matrix<T> rows_of(const Matrix<T>& m, Index begin, Index count) {
   return {m.row(begin), count, m.cols, m.stride};

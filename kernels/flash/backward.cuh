@@ -1,11 +1,11 @@
 // Flash attention, backward, in two kernels:
 //
-//   queries     dQ: a block owns a tile of queries and loops over the keys they attend to, first to last, as in forward
-//   keys        dK, dV: a block owns 64 keys of one key/value head and loops over the queries that attend to them, last
+//   queries     dQ: a thread block owns a tile of queries and loops over their keys, first to last, as in forward
+//   keys        dK, dV: a thread block owns 64 keys of one key/value head and loops over their queries, last
 //               to first, and for each tile of queries over the heads of the group
 //
 // P is recomputed from the row's lse. Sums stay in registers. S and dP are computed twice, once in each kernel. In
-// return, one block owns every sum and adds in a fixed order: there are no atomics, and the bits are the same in every
+// return, one thread block owns every sum and adds in a fixed order: without atomics, and with the same bits in every
 // run and for any chunk.
 #pragma once
 

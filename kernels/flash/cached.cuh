@@ -1,7 +1,7 @@
-// Flash attention in generation: a block owns the next queries of one sequence and all heads of a group, so it reads the
+// Flash attention in generation: a thread block owns the next queries of one sequence and all heads of a group, so it reads the
 // group's K and V once. Row r of its tile is head r % heads of query r / heads. The loop over keys is that of training, and
 // a row's bits depend on no other row of its tile: they are those of training for a stream that begins with the sequence.
-// So keys are not split over blocks, and few long sequences do not fill a GPU.
+// So keys are not split over thread blocks, and few long sequences do not fill a GPU.
 #pragma once
 
 #include "kernels/flash/forward.cuh"
@@ -15,7 +15,7 @@ using CachedMemory = FlashMemory<DIM, kCachedRows>;
 // Heads of a group, at most one for each row of a tile. blockIdx.y counts the stacks of all groups.
 struct HeadStack {
   int kv_head, first, count;
-  Pages pages;  // of the block's sequence
+  Pages pages;  // of the thread block's sequence
 
   static constexpr Index per_group(const AttentionShape& shape) { return ceil_div(shape.group(), kCachedRows); }
   __device__ HeadStack(const AttentionShape& shape, const Pages& pages) : pages(pages) {
@@ -30,7 +30,7 @@ struct HeadStack {
   __device__ int shift(int key) const { return static_cast<int>(pages.shift(key)); }
 };
 
-// Block i owns the rows of the chunk from row i to the end of its sequence or of its tile, if row i is the first of them.
+// Thread block i owns the chunk's rows from row i to the end of its sequence or of its tile, if row i is the first of them.
 // The tiles of a sequence begin at multiples of `size` tokens. Returns the number of rows, or 0.
 __device__ inline int rows_of_block(const SequenceIndex& rows, int size) {
   const Index i = blockIdx.x;

@@ -1,4 +1,4 @@
-// Flash attention, forward: a block owns 64 or 128 queries of one head and loops over the keys they attend to, first to
+// Flash attention, forward: a thread block owns 64 or 128 queries of one head and loops over their keys, first to
 // last.
 #pragma once
 
@@ -29,7 +29,7 @@ __device__ void online_softmax(Numbers<M, N>& s, PerRow<M>& maximum, PerRow<M>& 
   if (__any_sync(0xffffffffu, raised)) o.for_each([&](float& x, int m, int half, int) { x *= shrink.x[m][half]; });
 }
 
-// A block's shared memory.
+// A thread block's shared memory.
 template <int DIM, int QUERIES>
 struct FlashMemory {
   SharedTile<QUERIES, DIM> q;

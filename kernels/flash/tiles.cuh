@@ -9,20 +9,20 @@ namespace streambp::cuda {
 
 constexpr float kLog2E = 1.44269504f;
 
-// Tile sizes for heads of up to DIM columns. They fit 255 registers per thread and 99 KB of shared memory per block.
+// Tile sizes for heads of up to DIM columns. They fit 255 registers per thread and 99 KB of shared memory.
 template <int DIM>
 struct Flash {
   static constexpr bool wide = DIM > 128;
   static constexpr int kBlocks = DIM <= 64 ? 3 : 2;  // at once on a multiprocessor; decides the number of registers
-  // forward, and backward for dQ: a block of queries goes over keys
+  // forward, and backward for dQ: a tile of queries goes over keys
   static constexpr int kM = wide ? 1 : 2;                // 16 M queries per warp
-  static constexpr int kQueries = kTileWarps * 16 * kM;  // queries per block
+  static constexpr int kQueries = kTileWarps * 16 * kM;  // queries of a tile
   static constexpr int kForwardKeys = wide ? 32 : 64;    // keys per step, forward
   static constexpr int kBackwardKeys = wide ? 16 : 32;   // keys per step, backward
-  // backward for dK, dV: a block of keys goes over queries
-  static constexpr int kKeys = kTileWarps * 16;          // keys per block
+  // backward for dK, dV: a tile of keys goes over queries
+  static constexpr int kKeys = kTileWarps * 16;          // keys of a tile
   static constexpr int kQueriesAtOnce = wide ? 16 : 64;  // queries per step
-  static constexpr int kColumns = wide ? DIM / 2 : DIM;  // columns of dK and dV per block
+  static constexpr int kColumns = wide ? DIM / 2 : DIM;  // columns of dK and dV at once
 };
 
 // The inputs of all kernels. q holds the rows `rows` of the stream; k and v hold all rows.
@@ -78,7 +78,7 @@ struct OneHead {
   __device__ int head(int) const { return h; }
 };
 
-// A block's tile of queries, rows begin .. end of the stream, and the keys they attend to.
+// A thread block's tile of queries, rows begin .. end of the stream, and the keys they attend to.
 template <int M, class Heads = OneHead>
 struct QueryTile {
   int begin, end;

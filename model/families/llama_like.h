@@ -194,7 +194,7 @@ inline ModelFamily starcoder2() {
                     {"starcoder2-15b", {49152, 6144, 40, 48, 4, 128, 24576, 16384, false}, 1e5}}};
 }
 
-// As Llama; q, k and v are one tensor in files, and so are gate and up. Some models rotate a part of each head.
+// As Llama; q, k and v are one tensor in files, and so are gate and up. Some models rotate only some numbers of each head.
 inline ModelFamily phi3() {
   return {
       .name = "phi3", .type = "phi3", .architecture = "Phi3ForCausalLM",
