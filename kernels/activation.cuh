@@ -6,6 +6,7 @@
 // relu² is max(x, 0)², with the slope 2 max(x, 0).
 //
 //   forward          y = a(gate) * up      (SwiGLU, GeGLU)          y = a(up)      (without a gate)
+//                    y = σ(gate) * up      (the gate of attention)
 //   backward         dup = dy * a(gate)    dgate = dy * up * a'(gate)          dup = dy * a'(up)
 #pragma once
 
@@ -18,7 +19,7 @@
 
 namespace streambp {
 
-enum class Mlp { gelu, swiglu, geglu, relu2 };
+enum class Mlp { gelu, swiglu, geglu, relu2, sigmoid_gate };
 
 struct Silu {
   template <class T>
@@ -47,6 +48,7 @@ struct Gelu {
 };
 
 struct Relu2 {};
+struct Sigmoid {};
 
 template <class A, class T>
 STREAMBP_INLINE T activated(A, T x) {
@@ -57,9 +59,15 @@ STREAMBP_INLINE T activated(Relu2, T x) {
   return x > T(0) ? x * x : T(0);
 }
 
+template <class T>
+STREAMBP_INLINE T activated(Sigmoid, T x) {
+  return sigmoid(x);
+}
+
 // Calls f with the activation of this kind.
 template <class F>
 void with_activation(Mlp kind, F&& f) {
+  if (kind == Mlp::sigmoid_gate) return f(Sigmoid{});
   if (kind == Mlp::swiglu) return f(Silu{});
   kind == Mlp::relu2 ? f(Relu2{}) : f(Gelu{});
 }
@@ -98,6 +106,9 @@ struct ValueAndSlope {
     if constexpr (std::is_same_v<A, Relu2>) {
       value = activated(A{}, x);
       slope = x > T(0) ? T(2) * x : T(0);
+    } else if constexpr (std::is_same_v<A, Sigmoid>) {
+      value = activated(A{}, x);
+      slope = value * (T(1) - value);
     } else {
       const T s = sigmoid(A::z(x));
       value = x * s;

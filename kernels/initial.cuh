@@ -2,6 +2,7 @@
 //
 //   normal     mean + sigma z, with z standard normal; only the mean if sigma is 0
 //   uniform    (2 u - 1) / divisor, with u uniform in (0, 1), if there is a divisor
+//   log        log(u'), with u' uniform between lowest and highest, if there are these
 #pragma once
 
 #include <vector>
@@ -16,13 +17,14 @@ namespace streambp {
 
 struct InitialValues {
   Random random;
-  double mean = 0, sigma = 0, divisor = 0;
+  double mean = 0, sigma = 0, divisor = 0, lowest = 0, highest = 0;
   std::uint64_t first = 0;  // where the shard of this process begins
 
   // Rounded to float32 for every type, so a float64 model has the same weights as a float32 model.
   template <class Number = float>
   constexpr Number at(Index i) const {
     const std::uint64_t n = first + static_cast<std::uint64_t>(i);
+    if (highest > 0) return static_cast<Number>(logarithm(lowest + (highest - lowest) * random.uniform(n)));
     if (divisor != 0) return static_cast<Number>((2 * random.uniform(n) - 1) / divisor);
     return static_cast<Number>(sigma == 0 ? mean : mean + sigma * random.normal(n));
   }

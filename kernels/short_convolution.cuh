@@ -1,9 +1,11 @@
-// A gated short convolution along the token stream, for each channel alone:
+// A short convolution along the token stream, for each channel alone. Gated, by b and c:
 //
 //   u[t] = b[t] * x[t]          z[t] = Σ_k w[k] u[t - k]          y[t] = c[t] * z[t]          0 <= k < width
 //
 //   backward         dz[t] = dy[t] * c[t]        dc[t] = dy[t] * z[t]        dw[k] += Σ_t dz[t] u[t - k]
 //                    du[t] = Σ_k w[k] dz[t + k]  db[t] = du[t] * x[t]        dx[t] = du[t] * b[t]
+//
+// Without b and c:  u[t] = x[t]    y[t] = silu(z[t])    dz[t] = dy[t] silu'(z[t])    dx[t] = du[t]
 //
 // u is rounded to the type of activations. Terms from other documents are left out. Tiles of kTile rows depend on each other
 // only through their edges: u of the last width - 1 rows of a tile, which the next tile reads, and the terms of du that the
@@ -13,6 +15,7 @@
 // In files, taps(channel, i) is w[width - 1 - i].
 #pragma once
 
+#include "kernels/activation.cuh"
 #include "kernels/attention_shape.h"
 #include "kernels/base/device.cuh"
 #include "kernels/base/math.cuh"
@@ -25,7 +28,7 @@ namespace streambp {
 
 constexpr Index kMostTaps = 4;
 
-// A chunk of rows on its way through a convolution: b, c and x of this rank's rows.
+// A chunk of rows on its way through a convolution: b, c and x of this rank's rows. Both b and c, or neither.
 template <class T>
 struct ConvolutionChunk {
   Matrix<T> b, c, x;
@@ -36,6 +39,7 @@ struct ConvolutionChunk {
   Index tile = kTile, rank = 0, ranks = 1;    // tile i of the chunk is one of rank i mod ranks
 
   constexpr Index width() const { return taps.cols; }
+  constexpr bool gated() const { return !b.empty(); }
   // The place in the stream of one of this rank's rows.
   constexpr Index place(Index row) const { return first + (row / tile * ranks + rank) * tile + row % tile; }
 };
@@ -156,6 +160,7 @@ struct ConvolutionTile {
   STREAMBP_INLINE Index reach(Index row) const { return least(in.width() - 1, place + row - begin - document(row)); }
   // u of a row of this tile, or of the edge before it.
   STREAMBP_INLINE Numbers u(Index row) const {
+    if (row >= begin && !in.gated()) return load_columns<N, A>(in.x.row(row) + j);
     if (row >= begin) return rounded_product<N, A>(in.b.row(row) + j, in.x.row(row) + j);
     return load_columns<N, A>(in.edges.row(edge_rows(number(), in.width()).begin + row - begin) + j);
   }
@@ -165,12 +170,18 @@ struct ConvolutionTile {
     return sum;
   }
   STREAMBP_INLINE Numbers dz(Input<T> dy, Index row) const {
-    return product(load_columns<N, A>(dy.row(row) + j), load_columns<N, A>(in.c.row(row) + j));
+    Numbers slope = in.gated() ? load_columns<N, A>(in.c.row(row) + j) : z(row);
+    for (Index n = 0; n < N && !in.gated(); ++n) slope.at[n] = ValueAndSlope<Silu, A>(slope.at[n]).slope;
+    return product(load_columns<N, A>(dy.row(row) + j), slope);
   }
 
   STREAMBP_INLINE void forward(Matrix<T> y) const {
-    for (Index row = begin; row < end; ++row)
-      store_columns(y.row(row) + j, product(load_columns<N, A>(in.c.row(row) + j), z(row)));
+    for (Index row = begin; row < end; ++row) {
+      Numbers sum = z(row);
+      const Numbers c = in.gated() ? load_columns<N, A>(in.c.row(row) + j) : Numbers();
+      for (Index n = 0; n < N; ++n) sum.at[n] = in.gated() ? c.at[n] * sum.at[n] : activated(Silu(), sum.at[n]);
+      store_columns(y.row(row) + j, sum);
+    }
   }
 
   // The terms of du for the rows before the tile.
@@ -199,6 +210,10 @@ struct ConvolutionTile {
       for (Index k = least(width - 1, after); k >= 0; --k)
         if (document(row + k) <= place + row - begin) add_product(du, w[k], later[k]);
       for (Index k = reach(row); k >= 0; --k) add_product(dw[k], later[0], u(row - k));
+      if (!in.gated()) {
+        store_columns(in.x.row(row) + j, du);
+        continue;
+      }
       const Numbers dc = product(load_columns<N, A>(dy.row(row) + j), z(row));
       const Numbers b = load_columns<N, A>(in.b.row(row) + j), x = load_columns<N, A>(in.x.row(row) + j);
       store_columns(in.c.row(row) + j, dc);
@@ -229,6 +244,7 @@ struct CachedConvolution {
     return cache.row(edge_rows(rows.sequences(0, i) + 1, in.width()).begin - back) + j;
   }
   STREAMBP_INLINE Columns<1, A> u(Index i, Index j) const {
+    if (!in.gated()) return load_columns<1, A>(in.x.row(i) + j);
     return rounded_product<1, A>(in.b.row(i) + j, in.x.row(i) + j);
   }
 
@@ -239,7 +255,7 @@ struct CachedConvolution {
       const Columns<1, A> w = {{static_cast<A>(in.taps(j, width - 1 - k))}};
       add_product(sum, w, k <= here ? u(i - k, j) : load_columns<1, A>(cached(i, k - here, j)));
     }
-    y(i, j) = static_cast<A>(in.c(i, j)) * sum.at[0];
+    y(i, j) = in.gated() ? static_cast<A>(in.c(i, j)) * sum.at[0] : activated(Silu(), sum.at[0]);
   }
   // Row i is the last of its sequence: the rows of the sequence replace the oldest ones in the cache.
   STREAMBP_INLINE void update(Index i, Index j) const {

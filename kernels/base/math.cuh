@@ -137,7 +137,7 @@ constexpr double logarithm(double x) {
 inline float logarithm(float x) { return static_cast<float>(logarithm(static_cast<double>(x))); }
 
 // log(1 + x) for a finite x > -1: log(u) with u = 1 + x rounded, and a term for what the rounding lost
-inline double logarithm_one_plus(double x) {
+constexpr double logarithm_one_plus(double x) {
   const double u = 1 + x;
   return logarithm(u) + (x - (u - 1)) / u;
 }
@@ -147,6 +147,9 @@ inline double log_sigmoid(double x) {
   const double rest = logarithm_one_plus(exponential(x < 0 ? x : -x));
   return x < 0 ? x - rest : -rest;
 }
+
+// log(1 + exp(x))
+constexpr double softplus(double x) { return (x > 0 ? x : 0) + logarithm_one_plus(exponential(x < 0 ? x : -x)); }
 
 // x^y for x > 0
 inline double power(double x, double y) { return exponential(y * logarithm(x)); }

@@ -1,0 +1,88 @@
+// The gates of a delta rule, for each value head: how much a row writes, and the logarithm of how much the state decays before.
+//
+//   β = σ(b)             db = dβ β (1 - β)
+//   g = -A softplus(x)   with A = exp(A_log) and x = a + dt:   da = -dg A σ(x),   dA_log = Σ_rows dg g,   ddt = Σ_rows da
+#pragma once
+
+#include "kernels/elementwise.cuh"
+#include "kernels/short_convolution.cuh"
+
+namespace streambp {
+
+// a, b: a column for each head. a_log, dt: one row.
+template <class T>
+struct DeltaGates {
+  Matrix<const T> a, b, a_log, dt;
+
+  using A = Accumulator<T>;
+  STREAMBP_INLINE A beta(Index i, Index h) const { return sigmoid(A(b(i, h))); }
+  STREAMBP_INLINE double rate(Index h) const { return exponential(double(A(a_log(0, h)))); }
+  STREAMBP_INLINE double input(Index i, Index h) const { return double(A(a(i, h))) + double(A(dt(0, h))); }
+  STREAMBP_INLINE A decay(Index i, Index h) const { return static_cast<A>(-rate(h) * softplus(input(i, h))); }
+};
+
+// Element i of value head h
+template <class T>
+struct DeltaGatesForward {
+  DeltaGates<T> in;
+  Matrix<T> beta;
+  Matrix<Accumulator<T>> decay;
+  STREAMBP_INLINE void operator()(Index i, Index h) const { beta(i, h) = in.beta(i, h), decay(i, h) = in.decay(i, h); }
+};
+// dbeta and ddecay become the terms of ddt and of da_log.
+template <class T>
+struct DeltaGatesBackward {
+  using A = Accumulator<T>;
+  DeltaGates<T> in;
+  Matrix<T> da, db;
+  Matrix<A> dbeta, ddecay;
+  STREAMBP_INLINE void operator()(Index i, Index h) const {
+    const A beta = in.beta(i, h), decay = in.decay(i, h), dg = ddecay(i, h);
+    const A dx = static_cast<A>(-in.rate(h) * sigmoid(in.input(i, h))) * dg;
+    db(i, h) = dbeta(i, h) * beta * (1 - beta), da(i, h) = dx;  // in the memory of b and a
+    dbeta(i, h) = dx, ddecay(i, h) = dg * decay;
+  }
+};
+
+template <class Device, class T>
+void delta_gates(Device& dev, Matrix<T> beta, Matrix<Accumulator<T>> decay,
+                 const std::type_identity_t<DeltaGates<T>>& in) {
+  require_shape("delta gates", "a", in.a, beta.rows, beta.cols);
+  require_shape("delta gates", "b", in.b, beta.rows, beta.cols);
+  auto op = dev.operation("delta gates", 60.0 * beta.size(), 5.0 * sizeof(T) * beta.size());
+  if constexpr (Device::computes) compute_elements(dev, beta.rows, beta.cols, DeltaGatesForward<T>{in, beta, decay});
+}
+
+// Overwrites dbeta and ddecay. Adds to da_log and ddt, in one or several lanes; empty ones are frozen.
+template <class Device, class T>
+void delta_gates_backward(Device& dev, Matrix<T> da, Matrix<T> db, Matrix<Accumulator<T>> da_log,
+                          Matrix<Accumulator<T>> ddt, Matrix<Accumulator<T>> dbeta, Matrix<Accumulator<T>> ddecay,
+                          const std::type_identity_t<DeltaGates<T>>& in) {
+  {
+    auto op = dev.operation("delta gates backward", 90.0 * da.size(), 10.0 * sizeof(T) * da.size());
+    if constexpr (Device::computes)
+      compute_elements(dev, da.rows, da.cols, DeltaGatesBackward<T>{in, da, db, dbeta, ddecay});
+  }
+  if (ddt) add_column_sums(dev, ddt, dbeta);
+  if (da_log) add_column_sums(dev, da_log, ddecay);
+}
+
+// --- CPU and CUDA: f(i, j) for each element ---
+
+template <class F>
+void compute_elements(Cpu&, Index rows, Index cols, const F& f) {
+#pragma omp parallel for if (rows * cols > kWorthThreads)
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < cols; ++j) f(i, j);
+}
+
+#ifdef STREAMBP_CUDA
+
+template <class F>
+void compute_elements(Cuda& dev, Index rows, Index cols, const F& f) {
+  cuda::for_each_column(dev, rows, cols, f);
+}
+
+#endif
+
+}  // namespace streambp

@@ -1,0 +1,405 @@
+// The arithmetic of the gated delta rule (kernels/delta_rule.cuh): one key head, and the value heads that share it, for the
+// rows of a chunk. It is written for a team of threads: a thread of a CPU, or the threads of a block of a GPU.
+//
+// Rows are computed in blocks of up to kDeltaBlock, counted from the first row of their document. With G the sum of g over the
+// rows of a block so far, and S the state before it:
+//
+//   D_ij = exp(G_i - G_j)     P = tril(Q Kᵀ)     W = K Kᵀ below the diagonal     T_ij = β_i D_ij W_ij     M = D ∘ P
+//   (I + T) U = diag(β) (V - diag(exp G) K S)
+//   O  = diag(exp G) Q S + M U
+//   S' = exp(G_last) S + Kᵀ diag(exp(G_last - G)) U
+//
+// docs/beyond-attention.md derives this, and the backward pass.
+#pragma once
+
+#include "kernels/base/gemm.h"
+#include "kernels/base/math.cuh"
+#include "kernels/base/row_sums.h"
+
+namespace streambp {
+
+constexpr Index kDeltaBlock = 64;
+static_assert(kTile % kDeltaBlock == 0);
+
+// Value heads share key heads in groups.
+struct DeltaShape {
+  Index key_heads, value_heads, key_dim, value_dim;
+  constexpr Index group() const { return value_heads / key_heads; }
+  constexpr Index state_size() const { return key_dim * value_dim; }
+};
+
+// The rows of a chunk.
+template <class T>
+struct DeltaInput {
+  Matrix<const T> q, k, v, beta;
+  Matrix<const Accumulator<T>> decay;  // g
+};
+template <class T>
+struct DeltaGradient {
+  Matrix<T> dq, dk, dv;
+  Matrix<Accumulator<T>> dbeta, ddecay;
+};
+
+// The place of the chunk in the stream. states: a row for each tile of the stream, after which they are those of all value
+// heads.
+template <class A>
+struct DeltaSpan {
+  Rows rows;
+  Matrix<const std::int32_t> key_begin;
+  DeltaShape shape;
+  Matrix<A> states;
+  bool cached = false;  // in generation: `states` has one row, before the rows, and after them if they are whole blocks
+};
+
+// The memory of a team. A segment is what a document has of a tile.
+template <class A>
+struct DeltaMemory {
+  A* next;
+  Index size = 0;
+
+  Matrix<A> q, k, dq, dk;                                   // rows of a segment, of unit length; and their gradients
+  Matrix<A> p, w;                                           // of each block of a segment
+  Matrix<A> before, u;                                      // states before each block; U
+  Matrix<A> state, dstate;                                  // of each value head
+  Matrix<A> ks, qs, kds, dout, db;                          // rows of a block, as wide as values
+  Matrix<A> keys, products;                                 // rows of a block, as wide as keys
+  Matrix<A> d, m, t, dou, dbu, dp, dw;                      // pairs of rows of a block
+  Matrix<A> beta, from_start, to_end, at_end, dg, squares;  // a number for each row, the last for each row of a state
+
+  constexpr DeltaMemory(A* memory, const DeltaShape& s) : next(memory) {
+    for (auto* x : {&q, &k, &dq, &dk}) *x = take(kTile, s.key_dim);
+    for (auto* x : {&p, &w}) *x = take(kTile, kDeltaBlock);
+    before = take(kTile / kDeltaBlock * s.key_dim, s.value_dim), u = take(kTile, s.value_dim);
+    for (auto* x : {&state, &dstate}) *x = take(s.group() * s.key_dim, s.value_dim);
+    for (auto* x : {&ks, &qs, &kds, &dout, &db}) *x = take(kDeltaBlock, s.value_dim);
+    for (auto* x : {&keys, &products}) *x = take(kDeltaBlock, s.key_dim);
+    for (auto* x : {&d, &m, &t, &dou, &dbu, &dp, &dw}) *x = take(kDeltaBlock, kDeltaBlock);
+    for (auto* x : {&beta, &from_start, &to_end, &at_end, &dg}) *x = take(1, kDeltaBlock);
+    squares = take(1, s.key_dim);
+  }
+
+ private:
+  constexpr Matrix<A> take(Index rows, Index cols) {
+    const Matrix<A> m(next, rows, cols);
+    if (next) next += rows * cols;
+    size += rows * cols;
+    return m;
+  }
+};
+
+// Some rows of a matrix, without the check of slice(), which would throw.
+template <class A>
+constexpr Matrix<A> rows_of(Matrix<A> m, Index begin, Index count) {
+  return {m.row(begin), count, m.cols, m.stride};
+}
+
+template <class Team, class T>
+class DeltaHeads {
+ public:
+  using A = Accumulator<T>;
+
+  constexpr DeltaHeads(const Team& team, A* memory, const DeltaInput<T>& in, const DeltaSpan<A>& span, Index key_head)
+      : team(team), memory(memory, span.shape), in(in), span(span), s(span.shape), key_head(key_head) {}
+
+  // Writes the states after all tiles of the chunk, and the output, unless that is empty.
+  constexpr void forward(Matrix<T> out) {
+    if (span.rows.begin > 0)
+      copy_states(memory.state, span.states, span.cached ? 0 : span.rows.begin / kTile - 1, Direction::load);
+    for (Index begin = span.rows.begin; begin < span.rows.end; begin = segment.end) {
+      document = span.key_begin(0, begin);
+      segment = {begin, begin + 1};
+      const Index end = least(span.rows.end, (begin / kTile + 1) * kTile);
+      while (segment.end < end && span.key_begin(0, segment.end) == document) ++segment.end;
+      normalise();
+      for (Index g = 0; g < s.group(); ++g) {
+        for (block = 0; block < blocks(); ++block) {
+          begin_block(g);
+          solve(g, state(g));
+          if (out) write_output(out, g);
+          update(state(g), state(g));
+        }
+      }
+      if (segment.end == end && !span.cached)
+        copy_states(memory.state, span.states, (end - 1) / kTile, Direction::store);
+    }
+    if (span.cached && span.rows.end % kDeltaBlock == 0) copy_states(memory.state, span.states, 0, Direction::store);
+  }
+
+  // dstates: the gradients of the states after the chunk. They become those of the states before it.
+  constexpr void backward(const DeltaGradient<T>& to, Matrix<A> dstates, Matrix<const T> dout) {
+    copy_states(memory.dstate, dstates, 0, Direction::load);
+    for (Index end = span.rows.end; end > span.rows.begin; end = segment.begin) {
+      document = span.key_begin(0, end - 1);
+      segment = {most(document, (end - 1) / kTile * kTile), end};
+      if (end < span.rows.end && span.key_begin(0, end) != document) clear(memory.dstate);
+      normalise();
+      clear(rows_of(memory.dq, 0, segment.size())), clear(rows_of(memory.dk, 0, segment.size()));
+      for (Index g = 0; g < s.group(); ++g) {
+        states_before_blocks(g);
+        for (block = blocks() - 1; block >= 0; --block) block_backward(to, dout, g);
+      }
+      normalise_backward(to);
+    }
+    if (document == span.rows.begin) clear(memory.dstate);
+    copy_states(memory.dstate, dstates, 0, Direction::store);
+  }
+
+ private:
+  using Op = cpu::Op;
+  enum class Direction { load, store };
+
+  // --- Places ---
+
+  constexpr Index blocks() const { return ceil_div(segment.size(), kDeltaBlock); }
+  constexpr Index first() const { return block * kDeltaBlock; }  // row of the block in the segment
+  constexpr Index count() const { return least(kDeltaBlock, segment.size() - first()); }
+  constexpr Index row(Index i) const { return segment.begin - span.rows.begin + first() + i; }  // in the chunk
+  constexpr bool has_state() const { return segment.begin + first() > document; }
+  constexpr Index head(Index g) const { return key_head * s.group() + g; }
+  constexpr Matrix<A> state(Index g) const { return rows_of(memory.state, g * s.key_dim, s.key_dim); }
+  constexpr Matrix<A> dstate(Index g) const { return rows_of(memory.dstate, g * s.key_dim, s.key_dim); }
+  constexpr Matrix<A> before(Index block) const { return rows_of(memory.before, block * s.key_dim, s.key_dim); }
+  constexpr Matrix<A> of_block(Matrix<A> of_segment) const { return rows_of(of_segment, first(), count()); }
+  constexpr Matrix<A> pairs_of_block(Matrix<A> x) const { return {x.row(first()), count(), count(), kDeltaBlock}; }
+  constexpr Matrix<A> rows(Matrix<A> x) const { return rows_of(x, 0, count()); }
+  constexpr Matrix<A> pairs(Matrix<A> x) const { return {x.data, count(), count(), kDeltaBlock}; }
+  constexpr A value(Index i, Index j, Index g) const { return A(in.v(row(i), head(g) * s.value_dim + j)); }
+
+  // The states of all value heads after a tile.
+  constexpr void copy_states(Matrix<A> here, Matrix<A> states, Index tile, Direction direction) {
+    A* there = states.row(tile) + head(0) * s.key_dim * s.value_dim;
+    team.each(here.rows, here.cols, [&](Index i, Index j) {
+      A& other = there[i * s.value_dim + j];
+      direction == Direction::load ? here(i, j) = other : other = here(i, j);
+    });
+  }
+  constexpr void clear(Matrix<A> x) {
+    team.each(x.rows, x.cols, [&](Index i, Index j) { x(i, j) = A(0); });
+  }
+
+  // --- Queries and keys of a segment ---
+
+  // 1 / |x|
+  constexpr A unit_scale(const T* x) const {
+    const double squares = team.sum(s.key_dim, [&](Index j) { return double(A(x[j])) * double(A(x[j])); });
+    return static_cast<A>(1 / std::sqrt(squares + 1e-6));
+  }
+  constexpr A query_scale() const { return static_cast<A>(1 / std::sqrt(static_cast<double>(s.key_dim))); }
+  // A row of the segment in the chunk, and its part of this head
+  constexpr auto* of_head(auto matrix, Index i) const {
+    return matrix.row(segment.begin - span.rows.begin + i) + key_head * s.key_dim;
+  }
+
+  constexpr void normalise() {
+    team.rows(segment.size(), [&](Index i) {
+      const T *q = of_head(in.q, i), *k = of_head(in.k, i);
+      const A of_q = unit_scale(q) * query_scale(), of_k = unit_scale(k);
+      for (Index j = 0; j < s.key_dim; ++j) memory.q(i, j) = of_q * A(q[j]), memory.k(i, j) = of_k * A(k[j]);
+    });
+    for (block = 0; block < blocks(); ++block) {
+      const Matrix<A> k = of_block(memory.k);
+      team.product(pairs_of_block(memory.p), of_block(memory.q), Op::as_is, k, Op::transposed, Update::assign);
+      team.product(pairs_of_block(memory.w), k, Op::as_is, k, Op::transposed, Update::assign);
+    }
+  }
+  // y = r x with r = 1 / |x|:  dx = r (dy - r² x (x dy))
+  constexpr void normalise_backward(const DeltaGradient<T>& to) {
+    const auto row_backward = [&](T* dx, const T* x, const A* dy, A factor) {
+      const A r = unit_scale(x), dot = team.sum(s.key_dim, [&](Index j) { return A(x[j]) * dy[j]; });
+      for (Index j = 0; j < s.key_dim; ++j) dx[j] = factor * r * (dy[j] - r * r * dot * A(x[j]));
+    };
+    team.rows(segment.size(), [&](Index i) {
+      row_backward(of_head(to.dq, i), of_head(in.q, i), memory.dq.row(i), query_scale());
+      row_backward(of_head(to.dk, i), of_head(in.k, i), memory.dk.row(i), A(1));
+    });
+  }
+
+  // --- A block of a value head ---
+
+  // β, exp(G), exp(G_last - G), D, M and T. Sums of g are in float64.
+  constexpr void begin_block(Index g) {
+    const Matrix<A> d = pairs(memory.d), p = pairs_of_block(memory.p), w = pairs_of_block(memory.w);
+    team.rows(count(), [&](Index i) {
+      double sum = 0;
+      for (Index j = i; j >= 0; --j) {
+        d(i, j) = static_cast<A>(sum);
+        sum += static_cast<double>(in.decay(row(j), head(g)));
+      }
+      memory.beta(0, i) = A(in.beta(row(i), head(g))), memory.from_start(0, i) = exponential(static_cast<A>(sum));
+    });
+    team.each(count(), count(), [&](Index i, Index j) {
+      const A decay = j <= i ? exponential(d(i, j)) : A(0);
+      d(i, j) = decay;
+      memory.m(i, j) = decay * p(i, j), memory.t(i, j) = j < i ? memory.beta(0, i) * decay * w(i, j) : A(0);
+    });
+    team.rows(count(), [&](Index i) { memory.to_end(0, i) = d(count() - 1, i); });
+  }
+
+  // K S and U
+  constexpr void solve(Index g, Matrix<A> state) {
+    const Matrix<A> u = of_block(memory.u), ks = rows(memory.ks);
+    if (has_state()) team.product(ks, of_block(memory.k), Op::as_is, state, Op::as_is, Update::assign);
+    team.each(count(), s.value_dim, [&](Index i, Index j) { u(i, j) = memory.beta(0, i) * remainder(i, j, g); });
+    team.columns(s.value_dim, [&](Rows columns) {
+      for (Index i = 1; i < count(); ++i)
+        for (Index j = 0; j < i; ++j) subtract_row(u.row(i), memory.t(i, j), u.row(j), columns);
+    });
+  }
+  // V - diag(exp G) K S
+  constexpr A remainder(Index i, Index j, Index g) const {
+    return has_state() ? value(i, j, g) - memory.from_start(0, i) * memory.ks(i, j) : value(i, j, g);
+  }
+  static constexpr void subtract_row(A* y, A factor, const A* x, Rows columns) {
+    for (Index j = columns.begin; j < columns.end; ++j) y[j] = multiply_add(-factor, x[j], y[j]);
+  }
+
+  constexpr void write_output(Matrix<T> out, Index g) {
+    const Matrix<A> o = rows(memory.kds), qs = rows(memory.qs);
+    team.product(o, pairs(memory.m), Op::as_is, of_block(memory.u), Op::as_is, Update::assign);
+    if (has_state()) team.product(qs, of_block(memory.q), Op::as_is, state(g), Op::as_is, Update::assign);
+    team.each(count(), s.value_dim, [&](Index i, Index j) {
+      const A sum = has_state() ? multiply_add(memory.from_start(0, i), qs(i, j), o(i, j)) : o(i, j);
+      out(row(i), head(g) * s.value_dim + j) = sum;
+    });
+  }
+
+  // The state after the block. It may replace the state before.
+  constexpr void update(Matrix<A> after, Matrix<A> state) {
+    const Matrix<A> keys = rows(memory.keys), k = of_block(memory.k);
+    team.each(count(), s.key_dim, [&](Index i, Index j) { keys(i, j) = memory.to_end(0, i) * k(i, j); });
+    const A decay = memory.from_start(0, count() - 1);
+    if (has_state()) team.each(s.key_dim, s.value_dim, [&](Index i, Index j) { after(i, j) = decay * state(i, j); });
+    team.product(after, keys, Op::transposed, of_block(memory.u), Op::as_is,
+                 has_state() ? Update::add : Update::assign);
+  }
+
+  // --- Backward ---
+
+  // Computes the states before all blocks of the segment, and U of each, again.
+  constexpr void states_before_blocks(Index g) {
+    if (segment.begin > document) {
+      const A* there = span.states.row(segment.begin / kTile - 1) + head(g) * s.key_dim * s.value_dim;
+      team.each(s.key_dim, s.value_dim, [&](Index i, Index j) { memory.before(i, j) = there[i * s.value_dim + j]; });
+    }
+    for (block = 0; block < blocks(); ++block) {
+      begin_block(g);
+      solve(g, before(block));
+      if (block + 1 < blocks()) update(before(block + 1), before(block));
+    }
+  }
+
+  constexpr void block_backward(const DeltaGradient<T>& to, Matrix<const T> dout, Index g) {
+    const Matrix<A> u = of_block(memory.u), k = of_block(memory.k), q = of_block(memory.q);
+    const Matrix<A> dy = rows(memory.dout), db = rows(memory.db), kds = rows(memory.kds);
+    begin_block(g);
+    if (has_state()) {
+      team.product(rows(memory.ks), k, Op::as_is, before(block), Op::as_is, Update::assign);
+      team.product(rows(memory.qs), q, Op::as_is, before(block), Op::as_is, Update::assign);
+    }
+    team.each(count(), s.value_dim, [&](Index i, Index j) { dy(i, j) = A(dout(row(i), head(g) * s.value_dim + j)); });
+    team.product(kds, k, Op::as_is, dstate(g), Op::as_is, Update::assign);
+    team.product(db, pairs(memory.m), Op::transposed, dy, Op::as_is, Update::assign);
+    team.each(count(), s.value_dim,
+              [&](Index i, Index j) { db(i, j) = multiply_add(memory.to_end(0, i), kds(i, j), db(i, j)); });
+    team.columns(s.value_dim, [&](Rows columns) {  // dU becomes dB = (I + T)⁻ᵀ dU
+      for (Index i = count() - 1; i > 0; --i)
+        for (Index j = 0; j < i; ++j) subtract_row(db.row(j), memory.t(i, j), db.row(i), columns);
+    });
+    team.each(count(), s.value_dim,
+              [&](Index i, Index j) { to.dv(row(i), head(g) * s.value_dim + j) = memory.beta(0, i) * db(i, j); });
+    team.product(pairs(memory.dou), dy, Op::as_is, u, Op::transposed, Update::assign);
+    team.product(pairs(memory.dbu), db, Op::as_is, u, Op::transposed, Update::assign);
+    gates_backward(to, g);
+    queries_keys_backward(g);
+    if (has_state()) state_backward(g);
+  }
+
+  // dβ and dg
+  constexpr void gates_backward(const DeltaGradient<T>& to, Index g) {
+    const Matrix<A> w = pairs_of_block(memory.w), u = of_block(memory.u);
+    const Index n = count(), width = s.value_dim;
+    // the gradient of D_ij, times D_ij
+    const auto of_pair = [&](Index i, Index j) {
+      return memory.m(i, j) * memory.dou(i, j) - memory.t(i, j) * memory.dbu(i, j);
+    };
+    team.rows(n, [&](Index i) {
+      const A *ks = memory.ks.row(i), *qs = memory.qs.row(i), *dy = memory.dout.row(i), *db = memory.db.row(i);
+      const A from_start = memory.from_start(0, i), *kds = memory.kds.row(i);
+      A dbeta = team.sum(width, [&](Index j) { return db[j] * remainder(i, j, g); });
+      for (Index j = 0; j < i; ++j) dbeta -= memory.dbu(i, j) * memory.d(i, j) * w(i, j);
+      to.dbeta(row(i), head(g)) = dbeta;
+      A sum = 0;
+      if (has_state()) {
+        const A factor = memory.beta(0, i);
+        sum = from_start * team.sum(width, [&](Index j) { return qs[j] * dy[j] - factor * ks[j] * db[j]; });
+      }
+      for (Index j = 0; j < i; ++j) sum += of_pair(i, j);
+      for (Index j = i + 1; j < n; ++j) sum -= of_pair(j, i);
+      memory.at_end(0, i) = memory.to_end(0, i) * team.sum(width, [&](Index j) { return u(i, j) * kds[j]; });
+      memory.dg(0, i) = sum - memory.at_end(0, i);
+    });
+    if (has_state()) {
+      const Matrix<A> state = before(block), dstate = this->dstate(g);
+      team.rows(s.key_dim, [&](Index i) {
+        memory.squares(0, i) = team.sum(width, [&](Index j) { return state(i, j) * dstate(i, j); });
+      });
+    }
+    team.one([&] {
+      double sum = 0;
+      for (Index i = 0; has_state() && i < s.key_dim; ++i) sum += static_cast<double>(memory.squares(0, i));
+      sum *= static_cast<double>(memory.from_start(0, n - 1));
+      for (Index i = 0; i < n; ++i) sum += static_cast<double>(memory.at_end(0, i));
+      for (Index i = n - 1; i >= 0; --i) {
+        sum += static_cast<double>(memory.dg(0, i));
+        to.ddecay(row(i), head(g)) = static_cast<A>(sum);
+      }
+    });
+  }
+
+  constexpr void queries_keys_backward(Index g) {
+    const Matrix<A> k = of_block(memory.k), q = of_block(memory.q), dk = of_block(memory.dk), dq = of_block(memory.dq);
+    const Matrix<A> dp = pairs(memory.dp), dw = pairs(memory.dw), products = rows(memory.products);
+    team.each(count(), count(), [&](Index i, Index j) {
+      dp(i, j) = memory.d(i, j) * memory.dou(i, j);
+      dw(i, j) = j < i ? -memory.beta(0, i) * memory.d(i, j) * memory.dbu(i, j) : A(0);
+    });
+    team.product(dq, dp, Op::as_is, k, Op::as_is, Update::add);
+    team.product(dk, dp, Op::transposed, q, Op::as_is, Update::add);
+    team.product(dk, dw, Op::as_is, k, Op::as_is, Update::add);
+    team.product(dk, dw, Op::transposed, k, Op::as_is, Update::add);
+    // y += diag(factor) x stateᵀ
+    const auto add_scaled = [&](Matrix<A> y, Matrix<A> x, Matrix<A> state, auto&& factor) {
+      team.product(products, x, Op::as_is, state, Op::transposed, Update::assign);
+      team.each(count(), s.key_dim,
+                [&](Index i, Index j) { y(i, j) = multiply_add(factor(i), products(i, j), y(i, j)); });
+    };
+    add_scaled(dk, of_block(memory.u), dstate(g), [&](Index i) { return memory.to_end(0, i); });
+    if (!has_state()) return;
+    add_scaled(dq, rows(memory.dout), before(block), [&](Index i) { return memory.from_start(0, i); });
+    add_scaled(dk, rows(memory.db), before(block),
+               [&](Index i) { return -memory.beta(0, i) * memory.from_start(0, i); });
+  }
+
+  // dS' becomes dS.
+  constexpr void state_backward(Index g) {
+    const Matrix<A> dstate = this->dstate(g), k = of_block(memory.k), q = of_block(memory.q), keys = rows(memory.keys);
+    const A decay = memory.from_start(0, count() - 1);
+    team.each(s.key_dim, s.value_dim, [&](Index i, Index j) { dstate(i, j) *= decay; });
+    team.each(count(), s.key_dim, [&](Index i, Index j) { keys(i, j) = memory.from_start(0, i) * q(i, j); });
+    team.product(dstate, keys, Op::transposed, rows(memory.dout), Op::as_is, Update::add);
+    team.each(count(), s.key_dim,
+              [&](Index i, Index j) { keys(i, j) = -memory.beta(0, i) * memory.from_start(0, i) * k(i, j); });
+    team.product(dstate, keys, Op::transposed, rows(memory.db), Op::as_is, Update::add);
+  }
+
+  const Team team;
+  const DeltaMemory<A> memory;
+  const DeltaInput<T>& in;
+  const DeltaSpan<A>& span;
+  const DeltaShape s;
+  const Index key_head;
+  Rows segment = {};  // what a document has of a tile
+  Index document = 0, block = 0;
+};
+
+}  // namespace streambp
