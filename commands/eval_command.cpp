@@ -120,7 +120,7 @@ class EvalCommand : public Command {
     const auto engine = make_engine(settings, length, memory(length));
     engine->load(model, source.adapter);
     for (File& file : files) {
-      Packing packing(cut(file.tokens.lengths(), length, TooLong::split), length, 1);
+      Packing packing(cut(file.tokens.lengths(), length, TooLong::split), length, 1, 1, layout_of(config));
       for (Index i = 0; i < packing.packs(); ++i) {
         show_work(format("%s: %ld of %ld", file.path, i, packing.packs()));
         Batch batch;

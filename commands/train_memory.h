@@ -14,10 +14,11 @@ class TrainMemory {
   // The length of a pack: what it is filled to, or the longest document, but no more than fits into memory.
   Index length_for(const TokenFile& file) const {
     const StepSettings& s = run_.settings;
-    const Index longest = round_up(std::max(file.longest_together(), run_.pack), kTile),
-                limit = s.config.max_length > 0 ? file.together() * s.config.max_length : kLongestStream,
+    const Index unused = layout_of(s.config).most_unused(file.together()),
+                longest = round_up(std::max(file.longest_together() + unused, run_.pack), kTile),
+                limit = s.config.max_length > 0 ? file.together() * s.config.max_length + unused : kLongestStream,
                 wanted = std::min({longest, limit, kLongestStream / o_.batch}),
-                length = length_for(std::max<Index>(file.longest_whole(), 1), wanted);
+                length = length_for(std::max<Index>(file.longest_whole(), 1) + unused, wanted);
     if (length == 0) refuse(o_.batch * kTile);
     return length;
   }
@@ -28,7 +29,7 @@ class TrainMemory {
     Index fitting = 0;
     for (const Index chunk : {usual_chunk(), chunk_is_chosen() ? o_.chunk : s.tile}) {
       const Allowed plain = allowed(exactly(chunk), {s.kept});
-      if (fit(s, mode_, o_.batch * wanted, plain, rates).chunk > 0) return wanted;
+      if (fit(s, mode_, layout_of(s.config).rows_of_packs(o_.batch, wanted), plain, rates).chunk > 0) return wanted;
       fitting = longest_that_fits(s, mode_, plain).rows / o_.batch / kTile * kTile;
       if (fitting >= least) return fitting;  // else smaller chunks may have more room
     }

@@ -147,9 +147,10 @@ class Preparation {
     if (!o.resumed && !o.given("--length")) run.length = memory.length_for(file);
     run.pack = std::min(run.pack, run.length);
     run.documents = std::make_shared<Documents>(
-        file, DocumentSettings{o.evaluation_fraction, run.length, longest_piece(), o.batch, o.micro_batches, o.seed,
-                               too_long(), run.settings.objective.scale_rewards, run.pack,
-                               [&](Index tokens) { return memory.remedy_for(tokens); }});
+        file,
+        DocumentSettings{o.evaluation_fraction, run.length, longest_piece(), o.batch, o.micro_batches, o.seed,
+                         too_long(), run.settings.objective.scale_rewards, run.pack,
+                         [&](Index tokens) { return memory.remedy_for(tokens); }, layout_of(run.settings.config)});
     choose_steps([&](double epochs) { return run.documents->steps(epochs); });
     choose_evaluations();
     run.source = document_source(run.documents, description(file), file.fingerprint());
@@ -252,7 +253,7 @@ class Preparation {
   // What rounds with completions of up to so many tokens need.
   void choose_rounds(Config config, Index completion) {
     run.grpo->set_completion(completion);
-    const Index longest = run.grpo->longest(), all = run.grpo->completions() * longest;
+    const Index longest = run.grpo->longest(), all = layout_of(config).rows_of_packs(run.grpo->completions(), longest);
     config.rope_scaling.longest = longest;
     require(config.positions == Positions::rope || longest <= config.max_length, "the longest prompt and --completion ",
             completion, " have ", longest, " tokens, more than the ", config.max_length, " positions of the model");

@@ -79,6 +79,7 @@ class VerifyCommand : public Command {
     in_float64_.device = DeviceKind::cpu, in_float64_.dtype = DType::f64, in_float64_.tile = kTile;
     in_float64_.ranks = {}, in_float64_.wide_gradient = false;
     batches_ = input_.batches(settings_.ranks.streams());
+    for (const Batch& batch : batches_) rows_ = std::max(rows_, layout_of(input_.config).rows(batch));
     const auto& tokens = input_.batch.tokens;
     const std::string_view bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof tokens[0]);
     require_equal("the data", std::to_string(text_hash(bytes)));
@@ -99,7 +100,7 @@ class VerifyCommand : public Command {
   void certify() {
     json_.erase("runs");
     const auto oracle_error = [this] {
-      const GradientRun truth = gradient_in(in_float64_, Schedule::full(input_.batch.size()));
+      const GradientRun truth = gradient_in(in_float64_, Schedule::full(rows_));
       const oracle::Result result = oracle_result();
       return std::max(truth.gradient.difference(HostGradient(truth.gradient, result.gradient)).relative,
                       relative(truth.loss, result.loss));
@@ -157,12 +158,12 @@ class VerifyCommand : public Command {
   // The gradient in float64, and if there are several ranks, the one that they must equal.
   void compute_truth() {
     show_work("full, float64");
-    truth_ = gradient_in(in_float64_, Schedule::full(input_.batch.size()));
+    truth_ = gradient_in(in_float64_, Schedule::full(rows_));
     if (with_oracle_) compare_with_oracle(*truth_);
     if (settings_.ranks.all.size == 1) return;
     StepSettings alone = settings_;
     alone.ranks = {{}, {}, settings_.ranks.sequence.size * settings_.ranks.lanes};
-    const Schedule schedule = schedule_for(Mode::stream, settings_, input_.batch.size(), chunks_[0]);
+    const Schedule schedule = schedule_for(Mode::stream, settings_, rows_, chunks_[0]);
     check("one process", chunks_[0], gradient_in(alone, schedule));
   }
 
@@ -205,7 +206,7 @@ class VerifyCommand : public Command {
     if (input_.objective.kind == ObjectiveKind::sft) return;
     StepSettings sft = in_float64_;
     sft.objective = {}, sft.micro_batches = 1;
-    const Schedule full = Schedule::full(input_.batch.size());
+    const Schedule full = Schedule::full(rows_);
     for (Batch& batch : batches_) batch = with_objective_data(batch, gradient_in(sft, full, {batch}).logp);
   }
 
@@ -233,7 +234,7 @@ class VerifyCommand : public Command {
 
   void verify_mode(Mode mode, Index chunk) {
     show_work(mode == Mode::stream ? format("stream %ld", chunk) : name(mode));
-    const Schedule schedule = schedule_for(mode, settings_, input_.batch.size(), chunk);
+    const Schedule schedule = schedule_for(mode, settings_, rows_, chunk);
     const GradientRun run = gradient_in(settings_, schedule);
     require(std::isfinite(run.loss), "the loss is ", std::isnan(run.loss) ? "NaN" : "infinite",
             ": there is no gradient to verify");
@@ -264,7 +265,7 @@ class VerifyCommand : public Command {
                 : equal ? "all equal"
                         : "DIFFER"});
     json_["runs"].push_back({{"mode", label},
-                             {"chunk", chunk > 0 ? chunk : input_.batch.size()},
+                             {"chunk", chunk > 0 ? chunk : rows_},
                              {"loss", run.loss},
                              {"peak", run.peak},
                              {"planned", run.planned},
@@ -328,8 +329,8 @@ class VerifyCommand : public Command {
   }
   GradientRun gradient_in(const StepSettings& settings, const Schedule& schedule,
                           const std::vector<Batch>& batches) const {
-    const std::size_t planned = plan(settings, input_.batch.size(), schedule).peak;
-    const auto engine = make_engine(settings, input_.batch.size(), planned);
+    const std::size_t planned = plan(settings, rows_, schedule).peak;
+    const auto engine = make_engine(settings, rows_, planned);
     fill(*engine);
     engine->synchronize();
     StepRun run = run_step(*engine, batches, schedule);
@@ -367,6 +368,7 @@ class VerifyCommand : public Command {
 
   StepSettings settings_, in_float64_;
   std::vector<Batch> batches_;  // a micro-batch per stream
+  Index rows_ = 0;              // of the longest one
   std::optional<GradientRun> truth_, first_;
   std::optional<HostGradient> streamed_;
   std::optional<Difference> oracle_error_;

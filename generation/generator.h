@@ -69,8 +69,8 @@ class Generator {
     require(c.rope_scaling.covers(room), "a sequence of ", room, " tokens is longer than the ", c.rope_scaling.longest,
             " that RoPE is scaled for");
     for (Index l = 0; l < c.layers; ++l) {
-      const SummaryShape summary = summary_shape(c, l);
-      has_edges |= summary.edge > 0;
+      const SummaryShape summary = cache_shape(c, l);
+      has_edges |= summary.edge > 0, has_states |= summary.state > 0;
       cache.push_back(
           allocate_summary<T>(dev, summary, summary.edge > 0 ? shape.slots * kTile : shape.pages() * kPage));
       snapshots.push_back(summary.edge > 0 ? allocate_summary<T>(dev, summary, shape.slots * kTile) : Summary<T>());
@@ -213,7 +213,7 @@ class Generator {
     if (std::exchange(last_before, last.data) != last.data) graphs.forget();
     if (std::exchange(adapted_before, !c.adapters.empty()) != !c.adapters.empty()) graphs.forget();
     const bool one_token_each = done == 0 && next.rows() == static_cast<Index>(readings.size());
-    if (repeated == Repeated::yes && one_token_each && weights.have_fixed_addresses()) {
+    if (repeated == Repeated::yes && one_token_each && weights.have_fixed_addresses() && !has_states) {
       graphs.run(dev, next.rows(), finish);
     } else {
       finish();
@@ -249,14 +249,14 @@ class Generator {
     snapshot_at[index(slot)] = -1;
   }
 
-  // --- Convolutions: their last rows of each slot, and a snapshot of them before the last token of a prompt ---
+  // --- Convolutions and recurrences: what they need of each slot, and a snapshot of it before a prompt's last token ---
 
   // Calls copy(to, from) for the rows of two slots in each layer.
   void copy_edges(const std::vector<Summary<T>>& to, Index to_slot, const std::vector<Summary<T>>& from, Index slot) {
     for (std::size_t l = 0; l < to.size(); ++l)
       if (to[l].edge > 0)
-        dev.copy(to[l].slice(piece(to_slot, kTile, kTile * slots())).edges,
-                 from[l].slice(piece(slot, kTile, kTile * slots())).edges);
+        copy(dev, to[l].slice(piece(to_slot, kTile, kTile * slots())),
+             from[l].slice(piece(slot, kTile, kTile * slots())));
   }
   // Prepares a slot to continue `from` after so many tokens.
   void reuse_edges(Index slot, Index from, Index known) {
@@ -365,7 +365,7 @@ class Generator {
   const Matrix<std::int32_t> tables;     // of the pages of each slot
   const Matrix<std::int32_t> key_begin;  // zeros: every slot is one document
   const Matrix<Draw> draws;              // of the readings
-  bool has_edges = false;
+  bool has_edges = false, has_states = false;
   std::vector<Summary<T>> cache, snapshots;  // of each layer
   PageTables pages;
   std::vector<Tokens> texts;

@@ -48,7 +48,7 @@ class Summaries {
       const Index rows = stays(l) ? stream.division.rows : window(l);
       if (stays(l)) at(l).summaries = {allocate<T>(l, rows)};
       for (std::size_t i = 1; i < blocks.size() && !stays(l); ++i) at(l).summaries.push_back(allocate<T>(l, rows));
-      if (l >= lowest) at(l).gradient = allocate<A>(l, rows);
+      if (l >= lowest) at(l).gradient = allocate<A>(l, rows, SummaryOf::gradient);
       if (l >= lowest && stays(l)) zero(dev, at(l).gradient);
       if (!stays(l)) masks_.try_emplace(rows);
     }
@@ -95,7 +95,7 @@ class Summaries {
   // The gradient of this summary, with all that later blocks have added.
   Summary<A> gradient(Index layer, const Block& block) {
     if (stays(layer)) return at(layer).gradient;
-    const Summary<A> gradient = allocate<A>(layer, seen(layer, block).size());
+    const Summary<A> gradient = allocate<A>(layer, seen(layer, block).size(), SummaryOf::gradient);
     zero(dev_, gradient);
     if (is_followed(block)) copy(dev_, gradient.slice(end_of(layer, block)), at(layer).gradient);
     return gradient;
@@ -148,8 +148,8 @@ class Summaries {
   }
 
   template <class U>
-  Summary<U> allocate(Index layer, Index rows) {
-    return allocate_summary<U>(dev_, summary_shape(c_, layer), rows, ranks_.size);
+  Summary<U> allocate(Index layer, Index rows, SummaryOf of = SummaryOf::values) {
+    return allocate_summary<U>(dev_, summary_shape(c_, layer), rows, ranks_.size, of);
   }
   Layer& at(Index layer) { return layers_[static_cast<std::size_t>(layer)]; }
 

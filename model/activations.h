@@ -52,7 +52,7 @@ Activations<T> allocate_activations(Device& dev, const Config& c, Index layer, c
     const Index n = view == View::own_rows ? rows.own.size() : rows.all.size();
     if (!matrix) matrix = allocate<M>(dev, n, columns, Kind::chunk);
   });
-  with_mixer(c, layer, [&](auto mixer) { mixer.complete(dev, ranks, mixer.of(a.mixer), rows.own.size()); });
+  with_mixer(c, layer, [&](auto mixer) { mixer.complete(dev, ranks, mixer.of(a.mixer), c, rows.own.size()); });
   return a;
 }
 

@@ -1,6 +1,7 @@
 // The configuration of a model. Model families (families.h) differ in fields of Config, not in code paths.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -23,7 +24,7 @@ enum class Positions { learned, rope };
 enum class QkNorm { none, heads, heads_after_rope, all };
 
 // The part of a layer that mixes rows (model/mixer.h).
-enum class MixerKind { attention, convolution };
+enum class MixerKind { attention, convolution, delta_rule };
 
 // How the weights of linear layers are stored: as they are, or in 4 bits (kernels/nf4.cuh).
 enum class Base { plain, nf4 };
@@ -71,7 +72,10 @@ struct Config {
   double local_rope_theta = 0;   // RoPE theta of local layers, without scaling; 0: the same as in other layers
 
   std::vector<MixerKind> mixers = {};  // of each layer; empty: attention
-  Index convolution_width = 3;         // of short convolutions
+  Index convolution_width = 3;         // of short convolutions, and of those before a delta rule
+  bool attention_gate = false;         // attention's output is multiplied by the sigmoid of a projection
+  // Of gated delta rules. Value heads share key heads in groups.
+  Index delta_key_heads = 0, delta_value_heads = 0, delta_key_dim = 0, delta_value_dim = 0;
 
   // What is trained: adapters always; other parameters if they are in this set, by name. Without a set: all of them.
   std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
@@ -83,6 +87,10 @@ struct Config {
 
   Index q_width() const { return heads * head_dim; }
   Index kv_width() const { return kv_heads * head_dim; }
+  Index delta_key_width() const { return delta_key_heads * delta_key_dim; }
+  Index delta_value_width() const { return delta_value_heads * delta_value_dim; }
+  Index delta_width() const { return 2 * delta_key_width() + delta_value_width(); }  // of queries, keys and values
+  bool has_delta_rule() const { return std::ranges::find(mixers, MixerKind::delta_rule) != mixers.end(); }
   Index rotary_dim() const { return static_cast<Index>(static_cast<double>(head_dim) * rotary_share); }
   bool gated() const { return mlp_kind == Mlp::swiglu || mlp_kind == Mlp::geglu; }
   bool has_qk_norm() const { return qk_norm != QkNorm::none; }
@@ -120,6 +128,7 @@ constexpr Index kMostLayers = 1 << 12, kLargestSize = 1 << 24;
 
 // What the attention kernels hold of a head, on CPUs and GPUs.
 constexpr Index kMostHeadDim = 256, kMostGroup = 256;
+constexpr Index kMostDelta = 256;  // heads of a delta rule, and their width
 
 // Refuses unsupported sizes, with messages for the user.
 inline void validate(const Config& c) {
@@ -153,6 +162,13 @@ inline void validate(const Config& c) {
           " layers have a mixer, but the model has ", c.layers);
   require(c.convolution_width >= 2 && c.convolution_width <= kMostTaps, "model: short convolutions of width ",
           c.convolution_width, " are not supported; 2 to ", kMostTaps, " are");
+  if (c.has_delta_rule()) {
+    for (Index n : {c.delta_key_heads, c.delta_value_heads, c.delta_key_dim, c.delta_value_dim})
+      require(n > 0 && n <= kMostDelta, "model: a delta rule cannot have ", n, " heads, or heads of this width; 1 to ",
+              kMostDelta, " are supported");
+    require(c.delta_value_heads % c.delta_key_heads == 0, "model: ", c.delta_value_heads,
+            " value heads of a delta rule cannot share ", c.delta_key_heads, " key heads evenly");
+  }
   require(c.window >= 0, "model: the attention window must not be negative");
   require(c.norm_eps > 0 && c.rope_theta > 0 && c.local_rope_theta >= 0,
           "model: norm epsilon and rope theta must be positive");

@@ -9,17 +9,18 @@
 #include <vector>
 
 #include "model/families/lfm2.h"
+#include "model/families/qwen3_5.h"
 #include "model/families/variants.h"
 
 namespace streambp {
 
 // All families. A program may add its own.
 inline std::deque<ModelFamily>& model_families() {
-  static std::deque<ModelFamily> all = {
-      gpt2(),           llama(),   mistral(),  ministral(),  ministral3(), qwen2(), qwen3(),   gemma(),
-      gemma2(),         gemma3(),  nanochat(), phi3(),       olmo2(),      olmo3(), smollm3(), granite(),
-      granite_hybrid(), exaone4(), cohere(),   cohere2(),    glm(),        glm4(),  hunyuan(), ernie4_5(),
-      helium(),         arcee(),   seed_oss(), starcoder2(), lfm2()};
+  static std::deque<ModelFamily> all = {gpt2(),   llama(),   mistral(),  ministral(),  ministral3(),     qwen2(),
+                                        qwen3(),  gemma(),   gemma2(),   gemma3(),     nanochat(),       phi3(),
+                                        olmo2(),  olmo3(),   smollm3(),  granite(),    granite_hybrid(), exaone4(),
+                                        cohere(), cohere2(), glm(),      glm4(),       hunyuan(),        ernie4_5(),
+                                        helium(), arcee(),   seed_oss(), starcoder2(), lfm2(),           qwen3_5()};
   return all;
 }
 inline const ModelFamily& family_named(const std::string& name) {
@@ -71,7 +72,11 @@ inline Config make_config(const std::string& family, const Sizes& s) {
     if (scale) c.*scale->member = 1 / std::sqrt(static_cast<double>(s.head_dim));
   }
   for (Index l = 1; f.attention_every > 0 && l <= s.layers; ++l)
-    c.mixers.push_back(l % f.attention_every == 0 ? MixerKind::attention : MixerKind::convolution);
+    c.mixers.push_back(l % f.attention_every == 0 ? MixerKind::attention : f.other_mixer);
+  if (c.has_delta_rule()) {  // the same heads as attention's
+    c.delta_key_heads = s.kv_heads, c.delta_value_heads = s.heads;
+    c.delta_key_dim = c.delta_value_dim = s.head_dim;
+  }
   if (f.local == LocalLayers::most) c.local = all_but_every_layer(f.global_every, s.layers);
   if (f.without_rope_every > 0) c.without_rope = every_layer(f.without_rope_every, s.layers);
   if (f.local_rope) c.without_rope = without(c.local);

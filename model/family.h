@@ -69,6 +69,8 @@ struct Modules {
   const char *q_norm = "self_attn.q_norm", *k_norm = "self_attn.k_norm";
   const char *post_attention_norm = "", *post_mlp_norm = "";
   const char *convolution_in = "", *convolution = "", *convolution_out = "";
+  const char *qkv = "", *z = "", *beta = "", *decay = "", *a_log = "", *dt_bias = "", *output_norm = "",
+             *delta_out = "";
   const char *gate = "mlp.gate_proj", *up = "mlp.up_proj", *down = "mlp.down_proj";
 
   bool transposed = false;  // linear layers are stored as (inputs x outputs)
@@ -96,12 +98,14 @@ struct ModelFamily {
   Config defaults = {};            // of a new model
   std::vector<Field> fields = {};  // in an order in which formulas find what they need
   LocalLayers local = LocalLayers::none;
-  Index global_every = 0;            // n, where most layers are local
-  bool local_rope = false;           // only local layers have RoPE
-  bool rope_without_window = false;  // ... but all have it if there is no window
-  Index attention_every = 0;         // every n-th layer of a new model has attention, others short convolutions; 0: all
-  Index without_rope_every = 0;      // every n-th layer has no RoPE, if a file does not list them; 0: all have it
-  bool rope_alpha = false;           // dynamic RoPE scaling by "alpha": a larger theta, for all lengths
+  Index global_every = 0;                        // n, where most layers are local
+  bool local_rope = false;                       // only local layers have RoPE
+  bool rope_without_window = false;              // ... but all have it if there is no window
+  Index attention_every = 0;                     // every n-th layer of a new model has attention; 0: all
+  MixerKind other_mixer = MixerKind::attention;  // of the others
+  const char* other_type = "";                   // of the others, in config.json
+  Index without_rope_every = 0;  // every n-th layer has no RoPE, if a file does not list them; 0: all have it
+  bool rope_alpha = false;       // dynamic RoPE scaling by "alpha": a larger theta, for all lengths
   bool query_beta = false;  // queries scaled by a factor that grows with the position: "llama_4_scaling_beta" of RoPE
   Modules modules = {};
   std::vector<Published> published = {};

@@ -17,6 +17,7 @@
 #include <numeric>
 #include <variant>
 
+#include "model/delta_rule.h"
 #include "model/short_convolution.h"
 #include "model/softmax_attention.h"
 
@@ -25,11 +26,17 @@ namespace streambp {
 // Calls f with the description of a layer's mixer.
 template <class F>
 auto with_mixer(const Config& c, Index layer, F&& f) {
+  if (c.mixer(layer) == MixerKind::delta_rule) return f(DeltaRule());
   return c.mixer(layer) == MixerKind::convolution ? f(Convolution()) : f(Attention());
 }
 
 inline SummaryShape summary_shape(const Config& c, Index layer) {
   return with_mixer(c, layer, [&](auto mixer) { return mixer.summary(c, layer); });
+}
+
+// In generation: the summary of a sequence.
+inline SummaryShape cache_shape(const Config& c, Index layer) {
+  return with_mixer(c, layer, [&](auto mixer) { return mixer.cache(c, layer); });
 }
 
 // Numbers of ranks that divide this number can share a stream; all can, if it is 0.
@@ -45,6 +52,7 @@ template <class T>
 struct MixerActivations {
   AttentionActivations<T> attention;
   ConvolutionActivations<T> convolution;
+  DeltaActivations<T> delta;
 };
 
 struct ForEachMatrix {
@@ -57,6 +65,7 @@ concept Mixer = requires(M m, typename M::Activations& a, const typename M::Chun
                          const Layer<A>& g, const SequenceRows& rows, const Config& c, Section<T>& table, Layer<T>& w,
                          MixerActivations<T>& all) {
   { M::Description::summary(c, Index()) } -> std::same_as<SummaryShape>;
+  { M::Description::cache(c, Index()) } -> std::same_as<SummaryShape>;
   { M::Description::divisor(c) } -> std::same_as<Index>;
   M::Description::parameters(table, w);
   { M::Description::of(all) } -> std::same_as<typename M::Activations&>;
@@ -102,11 +111,12 @@ class LayerMixer {
   }
 
  private:
-  using Any = std::variant<SoftmaxAttention<Device, T>, ShortConvolution<Device, T>>;
+  using Any = std::variant<SoftmaxAttention<Device, T>, ShortConvolution<Device, T>, GatedDeltaRule<Device, T>>;
 
   static Any make(Device& dev, const Config& c, const Frequencies& frequencies, Index layer, const Layer<T>& weights,
                   const Group& sequence) {
     if (c.mixer(layer) == MixerKind::convolution) return ShortConvolution<Device, T>(dev, c, weights, sequence);
+    if (c.mixer(layer) == MixerKind::delta_rule) return GatedDeltaRule<Device, T>(dev, c, weights, sequence);
     return SoftmaxAttention<Device, T>(dev, c, frequencies, layer, weights, sequence);
   }
   template <Mixer<T> M>

@@ -117,6 +117,8 @@ void allocate_weights(Device& dev, Model<T>& model) {
 // value such as one or zero; gradient checks need this.
 inline InitialValues initial_values(const Parameter& p, Index layers, const Random& random, double spread) {
   if (p.init == Init::adapter_a) return {random, 0, 0, std::sqrt(static_cast<double>(p.cols))};
+  if (p.init == Init::log_uniform)  // in gradient checks, states last longer
+    return {.random = random, .lowest = 0.01, .highest = spread > 0 ? 0.1 : 16};
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(layers));
   const double std = p.init == Init::normal ? 0.02 : p.init == Init::residual ? residual_std : 0;
   return {random, p.init == Init::ones ? 1.0 : 0.0, std + spread};

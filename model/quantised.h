@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "kernels/nf4.cuh"
@@ -19,15 +20,16 @@ struct Nf4Numbers {
   Index scales = kNf4Blocks;
 };
 
-// Some of the weights. They begin with a block scale.
-inline Nf4Numbers part_of(const Nf4Numbers& q, Rows weights) {
-  const auto part = [&](const auto& all, Index weights_of_one) {
-    const auto end = all.begin() + ceil_div(weights.end, weights_of_one);
-    return std::decay_t<decltype(all)>(all.begin() + weights.begin / weights_of_one, end);
-  };
+// Some of the weights, in pieces that begin with a block scale.
+inline Nf4Numbers part_of(const Nf4Numbers& q, const std::vector<Rows>& pieces) {
   Nf4Numbers p = q;
-  p.codes = part(q.codes, 2), p.scale_codes = part(q.scale_codes, kNf4Block);
-  p.block_scales = part(q.block_scales, kNf4Block * q.scales);
+  const auto take = [&](auto& part, Index weights_of_one) {
+    const auto all = std::exchange(part, {});
+    for (const Rows weights : pieces)
+      part.insert(part.end(), all.begin() + weights.begin / weights_of_one,
+                  all.begin() + ceil_div(weights.end, weights_of_one));
+  };
+  take(p.codes, 2), take(p.scale_codes, kNf4Block), take(p.block_scales, kNf4Block * q.scales);
   return p;
 }
 

@@ -5,16 +5,15 @@
 //   output    = convolved oᵀ
 //
 // A row reads only a few rows before it. So the causal summary is the edge of each tile: b * x of the tile's last rows.
-// Where ranks share a stream, each has all channels of its own rows, and edges of all tiles.
+// model/tile_edges.h says how ranks share it.
 #pragma once
 
-#include "kernels/short_convolution.cuh"
 #include "model/linear.h"
 #include "model/parts.h"
 #include "model/stream.h"
 #include "model/summary.h"
 #include "model/tensors.h"
-#include "parallel/tile_exchange.h"
+#include "model/tile_edges.h"
 
 namespace streambp {
 
@@ -30,6 +29,7 @@ struct Convolution {
   static SummaryShape summary(const Config& c, Index) {
     return {.edge = c.convolution_width - 1, .columns = c.hidden, .window = kTile};
   }
+  static SummaryShape cache(const Config& c, Index layer) { return summary(c, layer); }
   static Index divisor(const Config&) { return 0; }  // any number of ranks
 
   template <class T>
@@ -52,7 +52,7 @@ struct Convolution {
     f(Part::attention, a.convolved, c.hidden, View::own_rows);
   }
   template <class Device, class T>
-  static void complete(Device&, const Group&, ConvolutionActivations<T>&, Index) {}
+  static void complete(Device&, const Group&, ConvolutionActivations<T>&, const Config&, Index) {}
 };
 
 template <class Device, class T>
@@ -65,23 +65,24 @@ class ShortConvolution {
   using Chunk = MixerChunk<T, Activations>;
 
   ShortConvolution(Device& dev, const Config& c, const Layer<T>& weights, const Group& sequence)
-      : dev(dev), c(c), w(weights), exchange(dev, sequence), edge(c.convolution_width - 1) {}
+      : dev(dev), c(c), w(weights), edges(dev, sequence, c.convolution_width - 1) {}
 
   // Writes the edges of some rows. Only the last rows of each tile are needed.
   void summarise(const StreamRows& at, Matrix<T> x, const Summary<T>& past) {
     auto scope = dev.scope();
-    const Matrix<T> last = last_rows(x);
+    const Matrix<T> last = edges.last_rows(x);
     const auto b = matrix(last.rows), projected = matrix(last.rows);
     linear(dev, b, last, w.b);
     linear(dev, projected, last, w.x_part());
-    write_edges(at, past, [&](Matrix<T> edges) { convolution_inputs(dev, edges, b, projected); });
+    edges.write(at.rows, past.slice(at.rows).edges, [&](Matrix<T> u) { convolution_inputs(dev, u, b, projected); });
   }
 
   // Reads the edges of earlier tiles and writes those of the chunk's tiles.
   void forward(const Chunk& chunk) {
     project(chunk.a, chunk.x);
-    write_edges(chunk.at, chunk.past,
-                [&](Matrix<T> edges) { convolution_inputs(dev, edges, last_rows(chunk.a.b), last_rows(chunk.a.x)); });
+    edges.write(chunk.at.rows, chunk.past.slice(chunk.at.rows).edges, [&](Matrix<T> u) {
+      convolution_inputs(dev, u, edges.last_rows(chunk.a.b), edges.last_rows(chunk.a.x));
+    });
     convolution(dev, chunk.a.convolved, rows_of(chunk));
   }
 
@@ -106,7 +107,7 @@ class ShortConvolution {
     const Activations& a = chunk.a;
     const auto dconvolved = matrix(dy.rows);
     linear_backward(dev, dconvolved, a.convolved, {Back{g.o, dy, w.o}}, Update::assign);
-    edges_backward(dpast, dconvolved, chunk);
+    edges.backward(dpast.edges, chunk.at.rows, rows_of(chunk), dconvolved);
     convolution_backward<Device, T>(dev, g.taps, rows_of(chunk), dconvolved, dpast.edges);
     const Matrix<T> db = a.b, dc = a.c, dx = a.x;  // the same memory
     const auto dinput = matrix(dy.rows);
@@ -121,49 +122,15 @@ class ShortConvolution {
     linear(dev, a.x, x, w.x_part());
   }
 
-  // A copy of the last rows of each whole tile.
-  Matrix<T> last_rows(Matrix<T> x) {
-    const Index tiles = x.rows / kTile, tile = kTile * x.cols, last = edge * x.cols;
-    const auto copy = matrix(tiles * edge);
-    convert(dev, copy.reshape(last), x.slice({0, tiles * kTile}).reshape(tile).columns(tile - last, last));
-    return copy;
-  }
-
-  // Calls write(edges) with memory for the edges of this rank's tiles, and shares them.
-  template <class F>
-  void write_edges(const StreamRows& at, const Summary<T>& past, F&& write) {
-    auto scope = dev.scope();
-    const Index tiles = at.rows.size() / kTile;  // whole ones
-    const Matrix<T> all = past.slice(at.rows).edges.slice({0, tiles * edge});
-    const Index own = Division{tiles * kTile, dev.tile, exchange.rank(), exchange.ranks()}.own() / kTile;
-    const Matrix<T> mine = exchange.own(all, own * edge);
-    write(mine);
-    exchange.share(all, mine, edge);
-  }
-
-  void edges_backward(const Summary<A>& dpast, Matrix<T> dconvolved, const Chunk& chunk) {
-    auto scope = dev.scope();
-    const Index first = chunk.at.rows.begin / kTile, tiles = ceil_div(chunk.at.rows.size(), kTile);
-    const auto all = allocate<A>(dev, tiles * edge, dconvolved.cols, Kind::chunk);
-    const Matrix<A> mine = exchange.own(all, ceil_div(dconvolved.rows, kTile) * edge);
-    convolution_edges_backward<Device, T>(dev, mine, rows_of(chunk), dconvolved);
-    exchange.share(all, mine, edge);
-    const Index none = first == 0 ? edge : 0;  // the stream's first tile has no tile before it
-    if (all.rows > none)
-      dev.copy(dpast.edges.slice({(first - 1) * edge + none, (first + tiles - 1) * edge}), all.slice({none, all.rows}));
-  }
-
   ConvolutionChunk<T> rows_of(const Chunk& chunk) const {
-    return {chunk.a.b,           chunk.a.c, chunk.a.x,       w.taps,          chunk.past.edges, chunk.at.mask.key_begin,
-            chunk.at.rows.begin, dev.tile,  exchange.rank(), exchange.ranks()};
+    return edges.chunk(chunk.a.b, chunk.a.c, chunk.a.x, w.taps, chunk.past.edges, chunk.at);
   }
   Matrix<T> matrix(Index rows) { return allocate<T>(dev, rows, c.hidden, Kind::chunk); }
 
   Device& dev;
   const Config& c;
   const Layer<T>& w;
-  TileExchange<Device> exchange;
-  const Index edge;  // rows of the edge of a tile
+  TileEdges<Device, T> edges;
 };
 
 }  // namespace streambp

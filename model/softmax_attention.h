@@ -8,6 +8,7 @@
 // for its own rows, and attention for its own heads.
 #pragma once
 
+#include "kernels/activation.cuh"
 #include "kernels/attention.cuh"
 #include "kernels/cached_attention.cuh"
 #include "kernels/norm.cuh"
@@ -48,6 +49,7 @@ struct AttentionActivations {
   Exchanged<T> q;                      // after RoPE
   Exchanged<T> attended;
   Matrix<Accumulator<T>> lse;  // log Σ exp of the attention scores, a column for each of this rank's heads
+  Matrix<T> gate, gated;       // only where the model has a gate: attended * σ(gate)
 };
 
 // What the rest of the program must know of softmax attention without computing it.
@@ -59,6 +61,7 @@ struct Attention {
     return {.columns = c.kv_width(), .window = round_up(c.window + tile_of_keys, kTile)};
   }
 
+  static SummaryShape cache(const Config& c, Index layer) { return summary(c, layer); }
   // Numbers of ranks that divide it can share a stream.
   static Index divisor(const Config& c) { return c.kv_heads; }
 
@@ -68,6 +71,10 @@ struct Attention {
     const Modules& names = family_of(c).modules;
     const Index d = c.hidden, q = c.q_width(), kv = c.kv_width();
     rows.linear("attention", w.q, names.q, {q, d}, Init::normal, c.qkv_bias);
+    if (c.attention_gate) {  // in files, the queries and the gate of each head follow each other
+      rows.linear("attention", w.attention_gate, names.q, {q, d}, Init::normal, c.qkv_bias);
+      rows.take_turns(names.q, c.head_dim);
+    }
     rows.linear("attention", w.k, names.k, {kv, d}, Init::normal, c.qkv_bias);
     rows.linear("attention", w.v, names.v, {kv, d}, Init::normal, c.qkv_bias);
     if (c.has_qk_norm()) {
@@ -92,11 +99,14 @@ struct Attention {
     f(c.has_qk_norm() ? normed : queries, a.q.heads, c.q_width() / ranks, View::all_rows);
     f(attention, a.attended.heads, c.q_width() / ranks, View::all_rows);
     f(attention, a.lse, c.heads / ranks, View::all_rows);
+    if (!c.attention_gate) return;
+    f(queries, a.gate, c.q_width(), View::own_rows);
+    f(attention, a.gated, c.q_width(), View::own_rows);
   }
 
   // Call when these matrices have memory.
   template <class Device, class T>
-  static void complete(Device& dev, const Group& ranks, AttentionActivations<T>& a, Index own_rows) {
+  static void complete(Device& dev, const Group& ranks, AttentionActivations<T>& a, const Config&, Index own_rows) {
     HeadExchange exchange(dev, ranks);
     for (Exchanged<T>* m : {&a.q, &a.attended}) *m = exchange.with_rows(m->heads, own_rows);
   }
@@ -142,7 +152,7 @@ class SoftmaxAttention {
 
   // y = residual + attended oᵀ
   void output(Matrix<T> y, const Activations& a, Input<T> residual = {}) {
-    linear(dev, y, a.attended.rows, w.o, residual);
+    linear(dev, y, c.attention_gate ? a.gated : a.attended.rows, w.o, residual);
   }
 
   // In generation: appends the K and V of a chunk to the cache of its sequences, and attends to it.
@@ -153,6 +163,7 @@ class SoftmaxAttention {
     queries(a, x, positions);
     append_to_cache(dev, KeysValues<T>{cache.k, cache.v}, {kv.k, kv.v}, rows);
     cached_attention(dev, AttentionOutput<T>{a.attended.rows, a.lse}, {a.q.rows, cache.k, cache.v}, rows, shape);
+    gate(a);
   }
 
   // Repeats forward as far as backward needs it, and as far as it is not kept. K and V exist already.
@@ -169,8 +180,12 @@ class SoftmaxAttention {
   // Later chunks must be done: only then are dK, dV of the chunk's own rows complete.
   Matrix<T> backward(const Layer<A>& g, Matrix<T> dy, const Summary<A>& dkv, const Chunk& chunk) {
     const Activations& a = chunk.a;
-    const Matrix<T> dattended = matrix(dy.rows, a.attended.rows.cols);
-    linear_backward(dev, dattended, a.attended.rows, {Back{g.o, dy, w.o}}, Update::assign);
+    Matrix<T> dattended = matrix(dy.rows, a.attended.rows.cols);
+    linear_backward(dev, dattended, c.attention_gate ? a.gated : a.attended.rows, {Back{g.o, dy, w.o}}, Update::assign);
+    if (c.attention_gate) {  // from here on, the memory of gate and gated holds their gradients
+      convert(dev, a.gated, a.attended.rows);
+      dattended = activation_backward(dev, Mlp::sigmoid_gate, a.gate, a.gated, dattended).dup;
+    }
     const Matrix<T> dq = matrix(dattended.rows, dattended.cols);
     attention_gradient(dq, dattended, dkv, chunk);
     const Summary<A> dkv_of_chunk = dkv.slice(chunk.at.rows);  // complete now
@@ -183,7 +198,13 @@ class SoftmaxAttention {
     }
     if (norm_after_rope) rotate_queries_back(), rope_backward(dk, dk, chunk.at.positions, frequencies.keys);
     const Matrix<T> dx = matrix(chunk.x.rows, chunk.x.cols);
-    linear_backward(dev, dx, chunk.x, {Back{g.q, dq, w.q}, Back{g.k, dk, w.k}, Back{g.v, dv, w.v}}, Update::assign);
+    if (c.attention_gate) {
+      linear_backward(dev, dx, chunk.x, {Back{g.q, dq, w.q}, Back{g.attention_gate, a.gate, w.attention_gate}},
+                      Update::assign);
+      linear_backward(dev, dx, chunk.x, {Back{g.k, dk, w.k}, Back{g.v, dv, w.v}}, Update::add);
+    } else {
+      linear_backward(dev, dx, chunk.x, {Back{g.q, dq, w.q}, Back{g.k, dk, w.k}, Back{g.v, dv, w.v}}, Update::assign);
+    }
     return dx;
   }
 
@@ -200,7 +221,10 @@ class SoftmaxAttention {
   void queries(const Activations& a, Matrix<T> x, Matrix<const std::int32_t> positions,
                const KeptParts& kept = KeptParts::nothing()) {
     const Matrix<T> projected = c.has_qk_norm() ? a.q_projected : a.q.rows;
-    if (!kept.have(Part::queries)) project_one(projected, x, w.q, positions, frequencies.queries);
+    if (!kept.have(Part::queries)) {
+      project_one(projected, x, w.q, positions, frequencies.queries);
+      if (c.attention_gate) linear(dev, a.gate, x, w.gate_of_attention());
+    }
     if (kept.have(c.has_qk_norm() ? Part::normed : Part::queries)) return;
     norm_and_rope(a.q.rows, projected, w.q_norm, positions, frequencies.queries);
     exchange.to_heads(a.q);
@@ -209,6 +233,10 @@ class SoftmaxAttention {
   void attend(const Chunk& chunk, const KeptParts& kept = KeptParts::nothing()) {
     if (!kept.have(Part::attention)) attention(dev, output_of(chunk), input_of(chunk), span(chunk));
     exchange.to_rows(chunk.a.attended);
+    gate(chunk.a);
+  }
+  void gate(const Activations& a) {
+    if (c.attention_gate) activation(dev, Mlp::sigmoid_gate, a.gated, a.gate, a.attended.rows);
   }
 
   // From dattended to dq, and to dK, dV of all rows that the chunk attends to.

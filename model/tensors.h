@@ -14,7 +14,7 @@ namespace streambp {
 
 // Initial values: matrices are normal (with a smaller standard deviation if they write to the residual stream), norm
 // weights are one, biases are zero. Of an adapter, a is uniform and b is zero, so that it changes nothing at first.
-enum class Init { normal, residual, ones, zeros, adapter_a, adapter_b };
+enum class Init { normal, residual, ones, zeros, log_uniform, adapter_a, adapter_b };
 
 // A row of the table.
 struct Parameter {
@@ -27,8 +27,9 @@ struct Parameter {
   bool trained = true;
   bool per_channel = false;  // a filter for each row; in files, (rows x 1 x cols)
   bool in_layer = false;     // else of the embedding, the last norm or the head
+  Index turn = 0;            // in files, the parts of a tensor take turns, so many rows each; 0: one follows the other
 
-  bool vector() const { return init == Init::ones || init == Init::zeros; }
+  bool vector() const { return init == Init::ones || init == Init::zeros || init == Init::log_uniform; }
   Index length() const { return vector() ? cols : rows; }
   bool adapter() const { return init == Init::adapter_a || init == Init::adapter_b; }
 };
@@ -41,11 +42,16 @@ struct Layer {
   Linear<T> o;        // of any mixer
   Linear<T> b, c, x;  // of a short convolution
   Matrix<T> taps;
+  Linear<T> attention_gate;
+  Linear<T> qkv, z, beta, decay;  // of a gated delta rule
+  Matrix<T> a_log, dt_bias;
+  NormWeights<T> output_norm;
 
-  // Where q, k and v are one tensor in files, as in GPT-2, their adapters share q's a; so do gate and up in Phi-3, and b, c
-  // and x of a convolution.
+  // Where q, k and v are one tensor in files, as in GPT-2, their adapters share q's a; so do q and attention's gate in
+  // Qwen3.5, gate and up in Phi-3, and b, c and x of a convolution.
   Linear<T> keys() const { return with_shared_a(k, q); }
   Linear<T> values() const { return with_shared_a(v, q); }
+  Linear<T> gate_of_attention() const { return with_shared_a(attention_gate, q); }
   Linear<T> ups() const { return with_shared_a(up, gate); }
   Linear<T> c_part() const { return with_shared_a(c, b); }
   Linear<T> x_part() const { return with_shared_a(x, b); }
@@ -129,6 +135,12 @@ struct Section {
     for (const Entry<T>& e : table) p.part += e.parameter.name == p.name;
     p.trained = p.adapter() || !c.trained || c.trained->contains(p.name);
     return table.emplace_back(Entry<T>{p, &w}).parameter;
+  }
+  // In files, the parts of this linear layer take turns.
+  void take_turns(const std::string& module, Index turn) {
+    for (const char* tensor : {".weight", ".bias", ".lora_B.weight"})
+      for (Entry<T>& e : table)
+        if (e.parameter.name == prefix + module + tensor) e.parameter.turn = turn;
   }
   void norm(NormWeights<T>& w, const std::string& module, Index width, Norm kind) {
     if (!c.norm_weight) return;

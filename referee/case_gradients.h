@@ -22,6 +22,38 @@ struct Types {
   }
 };
 
+// -Σ n log-prob, for batches from weighted().
+inline Objective weighted_log_probs() {
+  Objective objective;
+  objective.kind = ObjectiveKind::own;
+  objective.loss = [](const Batch& batch, const std::vector<double>& logps, std::vector<double>& weights) {
+    double loss = 0;
+    for_each_target(batch, {0, batch.size()}, [&](std::size_t t) {
+      weights[t] = batch.advantages[t];
+      loss += weights[t] * logps[t];
+    });
+    return loss;
+  };
+  return objective;
+}
+
+// The rows of micro-batches, each as a batch: what leaks from a document to the next one stays in its row.
+inline std::vector<Batch> rows_of(const RecordedStep& step, const std::vector<Batch>& batches) {
+  std::vector<Batch> rows;
+  for (std::size_t b = 0; b < batches.size(); ++b) {
+    const Batch& from = batches[b];
+    std::size_t begin = 0;
+    for (std::size_t t = 0; t < from.tokens.size(); ++t) {
+      if (t == 0 || !defects::same_row(step.batches[b], t, t - 1)) rows.emplace_back(), begin = t;
+      Batch& row = rows.back();
+      row.tokens.push_back(from.tokens[t]), row.targets.push_back(from.targets[t]);
+      row.positions.push_back(from.positions[t]), row.advantages.push_back(from.advantages[t]);
+      row.key_begin.push_back(from.key_begin[t] - static_cast<std::int32_t>(begin));
+    }
+  }
+  return rows;
+}
+
 class CaseGradients {
  public:
   using Fill = std::function<void(Engine&)>;
@@ -59,7 +91,7 @@ class CaseGradients {
     };
     Result result{0, trained_parameters(c.config), {}};
     for (const Parameter& p : result.parameters) result.values.emplace_back(p.rows * p.cols);
-    for (const Batch& batch : batches) {
+    for (const Batch& batch : rows_of(c.step, batches)) {
       const oracle::Result part = oracle_gradient(c.config, batch, fill, oracle::linear(batch.advantages), c.wrong);
       result.loss += part.loss;
       for (std::size_t i = 0; i < result.values.size(); ++i) {
@@ -85,7 +117,7 @@ class CaseGradients {
     s.micro_batches = std::ssize(c.step.batches);
     if (!only.empty()) s.config.trained = only;
     Index rows = 0;
-    for (const RecordedBatch& b : c.step.batches) rows = std::max(rows, b.batch.size());
+    for (const RecordedBatch& b : c.step.batches) rows = std::max(rows, layout_of(s.config).rows(b.batch));
     const bool same = engine_ && s.config == settings_.config && types == types_ &&
                       s.micro_batches == settings_.micro_batches && rows == rows_;
     if (same) return;

@@ -39,7 +39,7 @@ class Certificate {
     fs::path model = {}, adapter = {};       // directories, if there are any
     std::optional<ModelLayout> layout = {};  // of checkpoints; nothing: they cannot be saved
   };
-  explicit Certificate(Subject subject) : s_(std::move(subject)) {}
+  explicit Certificate(Subject subject) : s_(std::move(subject)), rows_(layout_of(s_.settings.config).rows(s_.batch)) {}
 
   enum class Verdict { same_bits, rounding, fails, not_run };
   struct Result {
@@ -69,7 +69,7 @@ class Certificate {
     for (const Index chunk : s_.chunks) what += " " + std::to_string(chunk);
     bool equal = true;
     const auto compare = [&](Mode mode, Index chunk) {
-      const Bits found = bits(schedule_for(mode, s_.settings, s_.batch.size(), chunk));
+      const Bits found = bits(schedule_for(mode, s_.settings, rows_, chunk));
       equal = equal && found == first();
     };
     compare(Mode::full, 0), compare(Mode::checkpoint, 0);
@@ -151,8 +151,8 @@ class Certificate {
       const fs::path directory = far_directory({});
       const std::string reason = settings.device == DeviceKind::cpu ? why_not_far(directory) : "";
       require(reason.empty(), directory.string(), " ", reason, "; set TMPDIR");
-      const Schedule schedule = schedule_for(Mode::stream, settings, s_.batch.size(), s_.chunks.front());
-      const Capacity capacity = plan(settings, s_.batch.size(), schedule).capacity();
+      const Schedule schedule = schedule_for(Mode::stream, settings, rows_, s_.chunks.front());
+      const Capacity capacity = plan(settings, rows_, schedule).capacity();
       require(capacity.far <= free_far_memory(settings.device, {}), "it needs ", capacity.far >> 20, " MiB there");
       engine_.reset();
       return equal_bits(bits(*engine_with(settings, capacity), schedule) == expected);
@@ -165,7 +165,7 @@ class Certificate {
     if (s_.quick) return takes_minutes();
     StepSettings settings = s_.settings;
     if (settings.optimizer == OptimizerKind::none) settings.optimizer = OptimizerKind::adamw;
-    const Capacity capacity = plan(settings, s_.batch.size(), streamed()).capacity();
+    const Capacity capacity = plan(settings, rows_, streamed()).capacity();
     const OptimizerSettings optimizer{.steps = 2};
     const auto hash = [](Engine& engine) {
       std::uint64_t hash = 0;
@@ -181,7 +181,7 @@ class Certificate {
       engine->step({s_.batch}, streamed(), optimizer, 2);
       const std::uint64_t uninterrupted = hash(*engine);
       engine.reset();
-      engine = make_engine(settings, s_.batch.size(), capacity);
+      engine = make_engine(settings, rows_, capacity);
       engine->restore(directory.path() / checkpoint_name(1), *s_.layout);
       engine->step({s_.batch}, streamed(), optimizer, 2);
       return equal_bits(hash(*engine) == uninterrupted);
@@ -214,8 +214,7 @@ class Certificate {
       settings.dtype = DType::f32, settings.wide_gradient = false, what += ", in float32";
     const auto log_probs_of = [&](const Config& config, const std::function<void(Engine&)>& fill) {
       settings.config = config;
-      const auto engine =
-          make_engine(settings, s_.batch.size(), plan_evaluation(settings, s_.batch.size(), streamed()));
+      const auto engine = make_engine(settings, rows_, plan_evaluation(settings, rows_, streamed()));
       fill(*engine);
       return log_probs(*engine, {s_.batch});
     };
@@ -336,8 +335,8 @@ class Certificate {
     for (const StepSettings& settings : {s_.settings, accumulated}) {
       for (const Mode mode : kModes) {
         for (const Index chunk : s_.chunks) {
-          const Schedule schedule = schedule_for(mode, settings, s_.batch.size(), chunk);
-          capacity.near = std::max(capacity.near, plan_run(settings, s_.batch.size(), schedule, generation()).near);
+          const Schedule schedule = schedule_for(mode, settings, rows_, chunk);
+          capacity.near = std::max(capacity.near, plan_run(settings, rows_, schedule, generation()).near);
         }
       }
     }
@@ -346,12 +345,12 @@ class Certificate {
   }
 
   std::unique_ptr<Engine> engine_with(const StepSettings& settings, const Capacity& capacity) const {
-    auto engine = make_engine(settings, s_.batch.size(), capacity);
+    auto engine = make_engine(settings, rows_, capacity);
     s_.fill(*engine);
     return engine;
   }
 
-  Schedule streamed() const { return schedule_for(Mode::stream, s_.settings, s_.batch.size(), s_.chunks.front()); }
+  Schedule streamed() const { return schedule_for(Mode::stream, s_.settings, rows_, s_.chunks.front()); }
 
   bool has_room(std::size_t bytes) const { return bytes < free_memory(DeviceKind::cpu); }
 
@@ -366,6 +365,7 @@ class Certificate {
   }
 
   Subject s_;
+  Index rows_;  // of the batch
   std::unique_ptr<Engine> engine_;
   std::optional<Bits> first_;
 };

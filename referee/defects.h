@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "model/parameters.h"
 #include "referee/recorded_step.h"
 #include "referee/wrong.h"
 #include "training/objectives.h"
@@ -26,7 +27,7 @@ struct TrainingCase {
 };
 
 // Where a defect is, if its strength or its place follows from the gradient.
-enum class Where { everywhere, layers, micro_batches, windows };
+enum class Where { everywhere, layers, micro_batches, windows, chunks };
 
 struct Defect {
   const char* name;
@@ -78,21 +79,6 @@ inline std::vector<Batch> weighted(const TrainingCase& of) {
   return batches;
 }
 
-// -Σ n log-prob, for batches from weighted().
-inline Objective weighted_log_probs() {
-  Objective objective;
-  objective.kind = ObjectiveKind::own;
-  objective.loss = [](const Batch& batch, const std::vector<double>& logps, std::vector<double>& weights) {
-    double loss = 0;
-    for_each_target(batch, {0, batch.size()}, [&](std::size_t t) {
-      weights[t] = batch.advantages[t];
-      loss += weights[t] * logps[t];
-    });
-    return loss;
-  };
-  return objective;
-}
-
 namespace defects {
 
 template <class V>
@@ -105,6 +91,16 @@ inline bool is_small(TrainingCase& c) {
   Index tokens = 0;
   for (const RecordedBatch& b : c.step.batches) tokens += b.batch.size();
   return tokens * parameter_count(c.config) <= 1'000'000'000;
+}
+
+// A defect of delta rules.
+template <auto field, bool value = true>
+bool delta(TrainingCase& c) {
+  return c.config.has_delta_rule() && is_small(c) && change(c.wrong.*field, value);
+}
+// A chunk without what the one before it left.
+inline bool loses_chunk(TrainingCase& c, bool possible) {
+  return possible && is_small(c) && c.step.longest() > c.wrong.chunk;
 }
 
 inline bool average(TrainingCase& c, MeanOver mean, bool applies) {
@@ -342,6 +338,29 @@ inline const std::vector<Defect>& all_defects() {
       {"convolution-leaks", "short convolutions that read the tokens before a document's start",
        [](TrainingCase& c) {
          return is_small(c) && !c.config.mixers.empty() && change(c.wrong.convolution_leaks, true);
+       }},
+      {"convolution-reset", "convolutions that do not read the chunk before",
+       [](TrainingCase& c) { return loses_chunk(c, !c.config.mixers.empty()); }, Where::chunks},
+      {"state-reset", "delta rules that do not keep the state of the chunk before",
+       [](TrainingCase& c) { return loses_chunk(c, c.config.has_delta_rule()); }, Where::chunks},
+      {"state-leaks", "delta rules that keep the state of the document before", delta<&Wrong::state_leaks>},
+      {"state-bf16", "delta rules with a state in bfloat16", delta<&Wrong::rounds_state>},
+      {"delta-unscaled", "delta rules of queries and keys of any length", delta<&Wrong::normalises_keys, false>},
+      {"decay-missing", "delta rules without decay", delta<&Wrong::decays, false>},
+      {"decay-bias", "delta rules that decay without dt_bias", delta<&Wrong::decays_by_bias, false>},
+      {"decay-softplus", "delta rules that decay by exp(A) exp instead of exp(A) softplus",
+       delta<&Wrong::decays_by_softplus, false>},
+      {"gate-before-norm", "delta rules with the gate before the output norm", delta<&Wrong::gates_before_norm>},
+      {"output-norm-offset", "delta rules with an output norm that adds 1 to its weight",
+       delta<&Wrong::adds_one_to_output_norm>},
+      {"attention-gate", "attention without its gate",
+       [](TrainingCase& c) {
+         return c.config.attention_gate && is_small(c) && change(c.wrong.gates_attention, false);
+       }},
+      {"rope-whole-head", "a model that rotates whole heads, not a part of them",
+       [](TrainingCase& c) {
+         const bool possible = rotates(c) && c.config.rope_scaling.type != RopeType::longrope;
+         return possible && change(c.config.rotary_share, 1.0);
        }},
       {"micro-batch-scaled", "a step in which a micro-batch counts more or less than once",
        [](TrainingCase& c) { return c.step.batches.size() > 1 && change(c.scaled, Index{0}); }, Where::micro_batches},

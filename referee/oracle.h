@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "model/parameters.h"
-#include "referee/oracle_operations.h"
+#include "referee/oracle_delta_rule.h"
 
 namespace streambp::oracle {
 
@@ -57,12 +57,13 @@ inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Arra
 }
 
 struct LayerKind {
-  bool convolution, local, rotates;
+  MixerKind mixer;
+  bool local, rotates;
 };
 
 // Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
 // query heads may share a key/value head. Depending on the model, q_h and k_h are normed and rotated, or rotated and
-// normed, or the norm is that of all heads.
+// normed, or the norm is that of all heads. In some models, what a head attended is multiplied by a gate before o_h.
 inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenBatch& batch, const Layer<Number>& w,
                        Array x) {
   auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
@@ -77,7 +78,8 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
   if (c.qk_norm == QkNorm::all) q = norm(tape, c, Norm::rms, q, w.q_norm.weight);
   if (c.qk_norm == QkNorm::all) k = norm(tape, c, Norm::rms, k, w.k_norm.weight);
   const Array v = branch(tape, "branch-values", linear(tape, x, w.values()));
-  Array sum = tape.zeros(x.rows, c.hidden);
+  Array sum = tape.zeros(x.rows, c.hidden), gate;
+  if (c.attention_gate && tape.wrong.gates_attention) gate = sigmoid(tape, linear(tape, x, w.gate_of_attention()));
   for (Index h = 0; h < c.heads; ++h) {
     const Index shared = tape.wrong.heads_in_turn ? h % c.kv_heads : h / (c.heads / c.kv_heads);
     const Array q_h =
@@ -88,23 +90,75 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
     Array s = branch(tape, "branch-scores", product(tape, q_h, transpose(k_h)));
     if (c.score_cap > 0) s = soft_cap(tape, s, c.score_cap * score_root(c));
     const Array p = attention_softmax(tape, c, kind.local, batch, s);
-    const Array attended = product(tape, p, head(v, shared));
+    Array attended = product(tape, p, head(v, shared));
+    if (gate.rows) attended = multiply(tape, attended, head(gate, h));
     sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));
     if (w.o.adapter.b) sum = add_adapter(tape, sum, attended, head(w.o.adapter.a, h), w.o.adapter);
   }
   return w.o.bias ? add(tape, sum, repeat(w.o.bias, sum.rows)) : sum;
 }
 
-// o(c * Σ_k w_k * (b * x)[t - k]), where b, c and x are projections of the input
-inline Array short_convolution(Tape& tape, const TokenBatch& batch, const Layer<Number>& w, Array input) {
-  const Array b = linear(tape, input, w.b), c = linear(tape, input, w.c_part());
-  const Array u = multiply(tape, b, linear(tape, input, w.x_part())), taps = transpose(w.taps);
+// Σ_k w_k * u[t - k]
+inline Array convolution(Tape& tape, const TokenBatch& batch, Array u, Array w) {
+  const Array taps = transpose(w);
   Array sum = tape.zeros(u.rows, u.cols);
   for (Index k = 0; k < taps.rows; ++k) {
     const Array tap = {&taps(taps.rows - 1 - k, 0), 1, taps.cols, taps.row_stride, taps.col_stride};
     sum = add(tape, sum, multiply(tape, delayed(tape, batch, u, k), repeat(tap, u.rows)));
   }
-  return linear(tape, multiply(tape, c, sum), w.o);
+  return sum;
+}
+
+// o(c * convolution(b * x)), where b, c and x are projections of the input
+inline Array short_convolution(Tape& tape, const TokenBatch& batch, const Layer<Number>& w, Array input) {
+  const Array b = linear(tape, input, w.b), c = linear(tape, input, w.c_part());
+  const Array u = multiply(tape, b, linear(tape, input, w.x_part()));
+  return linear(tape, multiply(tape, c, convolution(tape, batch, u, w.taps)), w.o);
+}
+
+// The log of what a row keeps of the state of each head: -exp(A) softplus(decay(x) + dt)
+inline Array log_decay(Tape& tape, const Layer<Number>& w, Array x) {
+  const Wrong& wrong = tape.wrong;
+  if (!wrong.decays) return tape.constant(x.rows, w.a_log.cols, 0);
+  Array a = linear(tape, x, w.decay);
+  if (wrong.decays_by_bias) a = add(tape, a, repeat(w.dt_bias, x.rows));
+  const Array step = wrong.decays_by_softplus ? softplus(tape, a) : exponential(tape, a);
+  const Array rate = multiply(tape, exponential(tape, w.a_log), tape.constant(1, w.a_log.cols, -1));
+  return multiply(tape, step, repeat(rate, x.rows));
+}
+
+// o(norm(delta rule of q, k, v) * silu(z)). All but z pass through a convolution and silu; q and k then get length 1. Value
+// heads share the queries and keys of a key head in groups. The norm is of each head, its weight that of all heads.
+inline Array delta_rule(Tape& tape, const Config& c, const TokenBatch& batch, const Layer<Number>& w, Array x) {
+  const Index heads = c.delta_value_heads, key_heads = c.delta_key_heads, keys = c.delta_key_dim,
+              values = c.delta_value_dim;
+  const auto silu = [&](Array a) { return activation(tape, Mlp::swiglu, a); };
+  const Array qkv = silu(convolution(tape, batch, linear(tape, x, w.qkv), w.taps));
+  const auto unit_head = [&](const char* name, Index first) {
+    const Array head = columns(qkv, first * keys, keys);
+    return branch(tape, name, tape.wrong.normalises_keys ? unit(tape, head, 1e-6) : head);
+  };
+  const Array v = branch(tape, "branch-values", columns(qkv, 2 * key_heads * keys, heads * values));
+  const Array beta = sigmoid(tape, linear(tape, x, w.beta)), g = log_decay(tape, w, x);
+  const Array o = tape.zeros(x.rows, heads * values),
+              root = tape.constant(x.rows, keys, 1 / std::sqrt(static_cast<double>(keys)));
+  for (Index h = 0; h < heads; ++h) {
+    const Index shared = tape.wrong.heads_in_turn ? h % key_heads : h / (heads / key_heads);
+    const Array q = multiply(tape, unit_head("branch-queries", shared), root),
+                k = unit_head("branch-keys", key_heads + shared);
+    delta_rule(
+        tape, batch,
+        {q, k, columns(v, h * values, values), columns(beta, h, 1), columns(g, h, 1), columns(o, h * values, values)});
+  }
+  const auto by_head = [&](Array a) { return Array(a.data, a.rows * heads, values, values, 1); };
+  const Array z = by_head(silu(linear(tape, x, w.z)));
+  Array y = by_head(o);
+  if (tape.wrong.gates_before_norm) y = multiply(tape, y, z);
+  Config plain = c;
+  plain.norm_offset = tape.wrong.adds_one_to_output_norm ? 1 : 0;
+  y = norm(tape, plain, Norm::rms, y, w.output_norm.weight);
+  if (!tape.wrong.gates_before_norm) y = multiply(tape, y, z);
+  return linear(tape, Array(y.data, x.rows, heads * values, heads * values, 1), w.o);
 }
 
 // down(f(gate(x)) * up(x)), without a gate down(f(up(x)))
@@ -125,8 +179,9 @@ inline Array layer(Tape& tape, const Config& c, LayerKind kind, const TokenBatch
   };
   const Array x_norm =
       branch(tape, "branch-attention-norm", normed(branch(tape, "branch-attention-input", x), w.attention_norm));
-  Array attended =
-      kind.convolution ? short_convolution(tape, batch, w, x_norm) : attention(tape, c, kind, batch, w, x_norm);
+  Array attended = kind.mixer == MixerKind::attention     ? attention(tape, c, kind, batch, w, x_norm)
+                   : kind.mixer == MixerKind::convolution ? short_convolution(tape, batch, w, x_norm)
+                                                          : delta_rule(tape, c, batch, w, x_norm);
   if (c.post_norms) attended = norm(tape, c, c.norm, attended, w.post_attention_norm.weight);
   const Array h =
       add(tape, branch(tape, "branch-attention-skip", x), scaled(branch(tape, "branch-attention", attended)));
@@ -148,8 +203,8 @@ inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const T
     const bool local = c.window > 0 && (c.local.empty() || c.local[l]);
     const bool rotates = c.positions == Positions::rope && (c.without_rope.empty() || !c.without_rope[l]);
     tape.layer = static_cast<Index>(l);
-    const bool convolution = !c.mixers.empty() && c.mixers[l] == MixerKind::convolution;
-    x = layer(tape, c, {convolution, local, rotates}, batch, w.layers[l], x);
+    const MixerKind mixer = c.mixers.empty() ? MixerKind::attention : c.mixers[l];
+    x = layer(tape, c, {mixer, local, rotates}, batch, w.layers[l], x);
   }
   tape.layer = -1;
   x = norm(tape, c, c.norm, x, w.norm.weight, w.norm.bias);

@@ -278,32 +278,43 @@ inline bool visible(const Config& c, bool local, const TokenBatch& batch, Index 
   return batch.key_begin[i] == batch.key_begin[j] && (j <= i || future) && !hidden && (!local || i - j < c.window);
 }
 
-// y[t] = x[t - k], 0 before the document's first token        dx[t - k] += dy[t]
+// y[t] = x[t - k], 0 before the document's first row        dx[t - k] += dy[t]
 inline Array delayed(Tape& tape, const TokenBatch& batch, Array x, Index k) {
   const Array y = tape.zeros(x.rows, x.cols);
-  const bool leaks = tape.wrong.convolution_leaks;
-  const auto for_each_number = [=, begin = batch.key_begin](auto&& f) {
+  std::vector<Index> first(batch.key_begin.begin(), batch.key_begin.end());
+  for (Index t = 0; t < x.rows; ++t) {
+    if (tape.wrong.convolution_leaks) first[t] = 0;
+    if (tape.wrong.what == "convolution-reset") first[t] = std::max(first[t], t - t % tape.wrong.chunk);
+  }
+  const auto for_each_number = [=](auto&& f) {
     for (Index t = k; t < x.rows; ++t)
-      for (Index i = 0; i < x.cols && (leaks || t - k >= begin[t]); ++i) f(y(t, i), x(t - k, i));
+      for (Index i = 0; i < x.cols && t - k >= first[t]; ++i) f(y(t, i), x(t - k, i));
   };
   for_each_number([](Number& to, Number& from) { to.value = from.value; });
   tape.on_the_way_back([=] { for_each_number([](Number& to, Number& from) { from.grad += to.grad; }); });
   return y;
 }
 
-// y = cap tanh(x / cap)        dx += dy (1 - tanh²)
-inline Array soft_cap(Tape& tape, Array x, double cap) {
+// y = f(x), elementwise        dx += dy f'(x)
+template <class F, class Slope>
+Array map(Tape& tape, Array x, F&& f, Slope&& slope) {
   const Array y = tape.zeros(x.rows, x.cols);
   for (Index t = 0; t < x.rows; ++t) {
-    for (Index i = 0; i < x.cols; ++i) y(t, i).value = cap * std::tanh(x(t, i).value / cap);
+    for (Index i = 0; i < x.cols; ++i) y(t, i).value = f(x(t, i).value);
   }
   tape.on_the_way_back([=] {
     for (Index t = 0; t < x.rows; ++t) {
-      for (Index i = 0; i < x.cols; ++i)
-        x(t, i).grad += y(t, i).grad * (1 - std::pow(std::tanh(x(t, i).value / cap), 2));
+      for (Index i = 0; i < x.cols; ++i) x(t, i).grad += y(t, i).grad * slope(x(t, i).value);
     }
   });
   return y;
+}
+
+// cap tanh(x / cap)
+inline Array soft_cap(Tape& tape, Array x, double cap) {
+  return map(
+      tape, x, [=](double x) { return cap * std::tanh(x / cap); },
+      [=](double x) { return 1 - std::pow(std::tanh(x / cap), 2); });
 }
 
 // What scores are divided by.
@@ -374,18 +385,9 @@ inline double f_slope(Mlp kind, double x) {
   return (1 + std::tanh(u)) / 2 + x / 2 * (1 - std::pow(std::tanh(u), 2)) * du;
 }
 
-// y = f(x), elementwise        dx += dy f'(x)
 inline Array activation(Tape& tape, Mlp kind, Array x) {
-  const Array y = tape.zeros(x.rows, x.cols);
-  for (Index t = 0; t < x.rows; ++t) {
-    for (Index i = 0; i < x.cols; ++i) y(t, i).value = f(kind, x(t, i).value);
-  }
-  tape.on_the_way_back([=] {
-    for (Index t = 0; t < x.rows; ++t) {
-      for (Index i = 0; i < x.cols; ++i) x(t, i).grad += y(t, i).grad * f_slope(kind, x(t, i).value);
-    }
-  });
-  return y;
+  return map(
+      tape, x, [=](double x) { return f(kind, x); }, [=](double x) { return f_slope(kind, x); });
 }
 
 }  // namespace streambp::oracle

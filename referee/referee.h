@@ -233,18 +233,22 @@ class Referee {
   std::optional<Explanation> solve(const Defect& defect, TrainingCase c, const std::function<bool()>& in_time) {
     for (const Index place : places_of(*defect.solved)) {
       if (!in_time()) break;
-      (defect.solved == Where::micro_batches ? c.scaled : c.wrong.layer) = place;
-      if (defect.solved == Where::windows) c.wrong = {}, c.config.window = place;
+      const bool chunks = defect.solved == Where::chunks, windows = defect.solved == Where::windows;
+      (defect.solved == Where::micro_batches ? c.scaled : chunks ? c.wrong.chunk : c.wrong.layer) = place;
+      if (windows) c.wrong = {}, c.config.window = place;
       c.wrong.strength = 1;
-      const double solved = defect.solved == Where::windows ? 1 : strength_of(c);
-      for (const double strength : {std::copysign(rounded_limit(std::abs(solved)), solved), solved}) {
+      const double solved = windows || chunks ? 1 : strength_of(c);
+      std::vector<double> strengths = {std::copysign(rounded_limit(std::abs(solved)), solved)};
+      if (strengths[0] != solved) strengths.push_back(solved);
+      for (const double strength : strengths) {
         c.wrong.strength = strength;
         auto found = solved == 0 ? std::nullopt : matches(c, {&defect});
         if (!found) continue;
         const std::string where = std::to_string(place);
         found->detail =
-            defect.solved == Where::windows ? ", of " + where + " tokens"
-            : c.scaled >= 0                 ? ", micro-batch " + where + " " + shown_number(1 + strength) + " times"
+            windows         ? ", of " + where + " tokens"
+            : chunks        ? ", every " + where + " rows"
+            : c.scaled >= 0 ? ", micro-batch " + where + " " + shown_number(1 + strength) + " times"
             : defect.solved == Where::everywhere
                 ? ", of strength " + shown_number(strength)
                 : ", times " + shown_number(1 - strength) + (place < 0 ? ", in all layers" : ", in layer " + where);
@@ -255,14 +259,18 @@ class Referee {
   }
 
   std::vector<Index> places_of(Where where) const {
-    const Index layer = layer_of(first_wrong()), layers = correct_.config.layers;
+    const Index layer = layer_of(first_wrong()), layers = correct_.config.layers, longest = correct_.step.longest();
     Index first = -1, last = -1;
     if (where == Where::micro_batches) first = 0, last = micro_batches() - 1;
-    if (where == Where::windows) first = 1, last = correct_.step.longest() - 1;
+    if (where == Where::windows) first = 1, last = longest - 1;
     std::vector<Index> places(static_cast<std::size_t>(std::max(last - first + 1, Index{0})));
     std::iota(places.begin(), places.end(), first);
     if (where == Where::layers)
       for (Index l = layer; l <= std::min(layer + 1, layers - 1); ++l) places.push_back(l);
+    if (where == Where::chunks) {  // the rows of one of 2, 4 or 8 ranks, or a power of two
+      places = {(longest + 1) / 2, (longest + 3) / 4, (longest + 7) / 8};
+      for (Index n = 16; n < longest; n *= 2) places.push_back(n);
+    }
     return places;
   }
 

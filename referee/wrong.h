@@ -13,10 +13,16 @@ struct Wrong {
   bool rotates_queries = true, rotates_keys = true;
   bool convolution_leaks = false;  // short convolutions read the document before
   bool heads_in_turn = false;      // query heads share key/value heads in turn, instead of in groups
+  bool gates_attention = true;
+  // Of delta rules.
+  bool state_leaks = false, rounds_state = false;  // from the document before; to bfloat16 after every row
+  bool normalises_keys = true;                     // and queries: they have length 1
+  bool decays = true, decays_by_softplus = true, decays_by_bias = true;
+  bool gates_before_norm = false, adds_one_to_output_norm = false;
   // Where backward is wrong, or what is added; in one layer or in all (-1). Of strength 0 nothing, of 1 completely:
-  // backward multiplies a branch's gradient by 1 - strength.
+  // backward multiplies a branch's gradient by 1 - strength. Or what is lost after every chunk of a row.
   std::string what = {};
-  Index layer = -1;
+  Index layer = -1, chunk = 16;
   double strength = 1;
 
   bool operator==(const Wrong&) const = default;

@@ -39,7 +39,7 @@ void attach_reference_logps(Engine& engine, Run& run, const RunDirectory& direct
   if (!logps) {
     auto compute = [&] {
       logps = compute_reference(
-          file, {longest, run.rows(), run.settings.ranks.streams()},
+          file, {longest, run.rows(), run.settings.ranks.streams(), layout_of(run.settings.config)},
           [&](const std::vector<Batch>& batches) { return engine.evaluate(batches, run.schedule); },
           [&](double part) {
             observer.progress({"reference log-probs", part});

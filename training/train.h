@@ -21,8 +21,8 @@ struct Run {
   StepSettings settings;
   Schedule schedule;
   OptimizerSettings optimizer;
-  Index batch = 1, length = 0, micro_batches = 1;  // documents or packs of a micro-batch, and their tokens at most
-  Index pack = 0;                                  // documents: tokens that a pack is filled to; 0: `length`
+  Index batch = 1, length = 0, micro_batches = 1;  // documents or packs of a micro-batch, and their rows at most
+  Index pack = 0;                                  // documents: rows that a pack is filled to; 0: `length`
   double steps_per_epoch = 0;                      // about; 0: the data has no epochs
   Capacity memory = 0;                             // of the whole run
 
@@ -45,8 +45,10 @@ struct Run {
   std::string base;       // identifies the base of adapters
   std::string reference;  // identifies the reference model, where the objective needs one
 
-  Index rows() const { return batch * length; }  // of a micro-batch's stream
-  Index tokens_per_step() const {                // about
+  Index rows() const {  // of a micro-batch's stream
+    return layout_of(settings.config).rows_of_packs(batch, length);
+  }
+  Index tokens_per_step() const {  // about
     return documents ? std::llround(documents->tokens_per_step()) : batch * length * micro_batches;
   }
   Index last_step() const { return stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps; }

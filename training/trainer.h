@@ -3,6 +3,7 @@
 #pragma once
 
 #include "model/batch.h"
+#include "model/document_layout.h"
 #include "streambp.cuh"
 #include "training/gradient_norm.h"
 #include "training/objectives.h"
@@ -28,6 +29,7 @@ class Trainer {
       : dev(dev),
         objective(objective),
         ranks(ranks),
+        layout(layout_of(config)),
         places(choice.places),
         model{with_temperature(config, objective.temperature), Tensors<T>(config),
               ranks.shard_weights || places.weights == Place::far ? ranks.all : Group{}, places.weights},
@@ -113,8 +115,9 @@ class Trainer {
   void plan_step(Index micro_batches, const Schedule& schedule, OptimizerKind kind, Index documents = 1) {
     view = stream;
     const Index rows = stream.division.rows, length = ceil_div(rows, documents);
-    for (Index t = 0; t < rows && documents > 1; ++t) {
-      view.key_begin_on_host.push_back(static_cast<std::int32_t>(t / length * length));
+    for (Index t = 0, begin = 0, next = 0; t < rows && documents > 1; ++t) {
+      if (t == next) begin = t, next = layout.start(t + length, length);
+      view.key_begin_on_host.push_back(static_cast<std::int32_t>(begin));
     }
     Counts counts;
     counts.batches = micro_batches;
@@ -153,9 +156,13 @@ class Trainer {
   // Uploads this rank's rows of a batch; it may be shorter than the allocated stream.
   void load(const Batch& batch) {
     validate(model.config, batch);
+    map = {layout, batch};
+    map.is_identity() ? load_rows(batch) : load_rows(map.rows(batch));
+  }
+  void load_rows(const TokenBatch& batch) {
     const Index room = stream.division.rows;
-    require(0 < batch.size() && batch.size() <= room, "a batch of ", batch.size(),
-            " tokens does not fit the stream of ", room);
+    require(0 < batch.size() && batch.size() <= room, "a batch of ", batch.size(), " rows does not fit the stream of ",
+            room);
     const Division division = division_of(batch.size());
     auto part = [&](Matrix<std::int32_t> to, const std::vector<std::int32_t>& from) {
       const auto filled = to.columns(0, static_cast<Index>(from.size()));
@@ -176,10 +183,11 @@ class Trainer {
   // An empty stream, for a rank without a micro-batch in the last round.
   void load_nothing() {
     const Matrix<std::int32_t> none = stream.tokens.columns(0, 0);
+    map = {};
     view = {division_of(0), none, none, none, none, none, none, {}, stream.division.rows};
   }
 
-  // Log-probs of the batch that was loaded last, of all its rows.
+  // Log-probs of the batch that was loaded last, of all its tokens.
   std::vector<A> log_probabilities() {
     Division d = view.division;
     d.rank = 0;
@@ -189,7 +197,7 @@ class Trainer {
         all[static_cast<std::size_t>(d.place(static_cast<Index>(i)))] = of_rank[i];
       ++d.rank;
     }
-    return all;
+    return map.of_tokens(std::move(all));
   }
 
   void release_gradient() {
@@ -201,10 +209,12 @@ class Trainer {
   Device& dev;
   const Objective objective;
   const Ranks ranks;
+  DocumentLayout layout;
   const Places places;
   Model<T> model;
   Tensors<G> grad;  // allocated from the first backward pass of a step until its end
   std::unique_ptr<Optimizer<Device, T, G>> optimizer;
+  RowMap map;             // of the batch that was loaded last
   Stream view;            // the part of the stream that the batch fills
   bool updating = false;  // also after an update that failed halfway: the weights are then of no step
 
@@ -245,11 +255,12 @@ class Trainer {
     add(dev, grad.embedding.tokens, std::exchange(grad.head.weight, {}));
   }
 
-  // Uploads a number per token of this rank's rows.
+  // Uploads numbers of tokens to this rank's rows.
   Matrix<A> put(Matrix<A> to, const std::vector<double>& numbers) {
     const Matrix<A> part = to.columns(0, view.size());
-    const std::vector<double> own = view.division.own(numbers);
-    dev.upload(part, std::vector<A>(own.begin(), own.end()).data());
+    std::vector<A> own;
+    for (Index i = 0; i < view.size(); ++i) own.push_back(static_cast<A>(map.of_row(numbers, view.division.place(i))));
+    dev.upload(part, own.data());
     return part;
   }
 

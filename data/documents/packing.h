@@ -1,4 +1,4 @@
-// Packing: groups documents into token streams (packs) of at most `length` tokens with little unused space. A longer
+// Packing: groups documents into token streams (packs) of at most `length` rows with little unused space. A longer
 // document is a pack alone.
 //
 // Best fit in random order: each piece goes into the pack where it leaves the least space. (Longest first fills packs about
@@ -12,6 +12,7 @@
 #include "data/documents/token_file.h"
 #include "kernels/base/random.h"
 #include "model/batch.h"
+#include "model/document_layout.h"
 
 namespace streambp {
 
@@ -58,8 +59,9 @@ inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index 
 class Packing {
  public:
   // Every `together` consecutive pieces form a unit: they go into the same pack, in this order.
-  Packing(std::vector<PackedPiece> pieces, Index length, std::uint64_t seed, Index together = 1)
-      : length_(length), together_(together), seed_(seed), pieces_(std::move(pieces)) {
+  Packing(std::vector<PackedPiece> pieces, Index length, std::uint64_t seed, Index together = 1,
+          const DocumentLayout& layout = {})
+      : length_(length), together_(together), layout_(layout), seed_(seed), pieces_(std::move(pieces)) {
     require(!pieces_.empty(), "there are no documents to pack");
     for (const PackedPiece& piece : pieces_) require(piece.length > 0, "a piece has no tokens");
     arrange(0);
@@ -90,6 +92,11 @@ class Packing {
     Index length = 0;
     for (const PackedPiece& piece : this->unit(unit)) length += piece.length;
     return length;
+  }
+  // Where it ends in a pack with this first free row.
+  Index end_of(Index unit, Index free) const {
+    for (const PackedPiece& piece : this->unit(unit)) free = layout_.end(free, piece.length);
+    return free;
   }
 
   // A random order that depends on seed, epoch and use.
@@ -122,23 +129,25 @@ class Packing {
     std::vector<Index> pack_of(order.size());
     packs_ = 0;
     for (std::size_t i = 0; i < order.size(); ++i) {
-      const Index need = length_of(order[i]);
-      const auto found = packs_with_room.lower_bound(need);
-      Index room = length_;
+      auto found = packs_with_room.lower_bound(length_of(order[i]));
+      while (found != packs_with_room.end() && end_of(order[i], length_ - found->first) > length_) ++found;
+      Index free = 0;
       if (found == packs_with_room.end()) {
         pack_of[i] = packs_++;
       } else {
-        room = found->first;
+        free = length_ - found->first;
         pack_of[i] = found->second.back();
         found->second.pop_back();
         if (found->second.empty()) packs_with_room.erase(found);
       }
-      if (room > need) packs_with_room[room - need].push_back(pack_of[i]);
+      const Index room = length_ - end_of(order[i], free);
+      if (room > 0) packs_with_room[room].push_back(pack_of[i]);
     }
     return pack_of;
   }
 
   Index length_, together_;
+  DocumentLayout layout_;
   std::uint64_t seed_;
   std::vector<PackedPiece> pieces_;  // of all documents
   std::vector<Index> before_ = {0};  // packs of all epochs before each one, as far as they are known

@@ -70,9 +70,10 @@ inline void save_reference(const std::vector<std::filesystem::path>& places, con
   }
 }
 
-// How they are computed: in batches of at most `rows` tokens, `streams` batches at a time.
+// How they are computed: in batches of at most so many rows, `streams` batches at a time.
 struct ReferenceBatches {
   Index longest, rows, streams;
+  DocumentLayout layout = {};
 };
 
 // Computes them. logps_of(batches) returns the log-probs of each batch; done(fraction) reports progress.
@@ -85,7 +86,8 @@ std::vector<float> compute_reference(const TokenFile& file, const ReferenceBatch
   for (Index first = 0, next = 0; first < file.documents();) {
     std::vector<Batch> batches(static_cast<std::size_t>(s.streams));
     for (Batch& batch : batches) {
-      for (; next < file.documents() && batch.size() + length(next) <= s.rows; ++next) {
+      for (Index end = 0; next < file.documents(); ++next) {
+        if ((end = s.layout.end(end, length(next))) > s.rows) break;
         append(batch, file, PackedPiece{next, 0, length(next)});
       }
     }

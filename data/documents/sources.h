@@ -29,15 +29,16 @@ inline Source text_source(std::shared_ptr<const Text> text, const std::string& n
 
 struct DocumentSettings {
   double evaluation_fraction;
-  Index length;   // tokens of a stream, which a document or a pair must fit into
+  Index length;   // rows of a stream, which a document or a pair must fit into
   Index longest;  // tokens in a piece of a document
   Index packs, micro_batches;
   std::uint64_t seed;
   TooLong too_long;    // but texts (TokenPart::is_text) are always split
   bool scaled = true;  // divide advantages by the standard deviation of their group
-  Index pack = 0;      // tokens that a pack is filled to; a longer document or pair is a pack alone; 0: `length`
+  Index pack = 0;      // rows that a pack is filled to; a longer document or pair is a pack alone; 0: `length`
   // What to do about documents of up to so many tokens, for the message that refuses them.
   std::function<std::string(Index tokens)> remedy = {};
+  DocumentLayout layout = {};
 };
 
 class Documents {
@@ -57,7 +58,7 @@ class Documents {
     for (const PackedPiece& piece : pieces) (is_held_out(piece) ? evaluation : training).push_back(piece);
     if (training.empty() && this->file.held_out == 0) std::swap(training, evaluation);
     packing.emplace(parts_of(training), s.seed);
-    if (!evaluation.empty()) held_out.emplace(evaluation, s.length, s.seed, together);
+    if (!evaluation.empty()) held_out.emplace(evaluation, s.length, s.seed, together, s.layout);
     evaluate();
   }
 
@@ -128,12 +129,15 @@ class Documents {
               ": none of its documents has a target within --length, or all are held out; use ",
               "a larger --length or a smaller --eval-fraction");
       const Index pack = settings.pack > 0 ? settings.pack : settings.length;
-      parts.push_back({Packing({begin, next}, pack, settings.seed + parts.size(), file.together()),
+      parts.push_back({Packing({begin, next}, pack, settings.seed + parts.size(), file.together(), settings.layout),
                        file.mixes() ? part.weight : 1});
       if (!file.mixes()) break;
     }
     return parts;
   }
+
+  // The tokens of a document or a pair, at most.
+  Index length_of_unit() const { return settings.layout.tokens_that_fit(settings.length, file.together()); }
 
   // Counts what does not fit, and refuses it unless the settings say what to do with it.
   void count_too_long() {
@@ -145,16 +149,16 @@ class Documents {
         Index all = 0, most = 0;
         for (Index i = 0; i < together; ++i)
           all += file.length(document + i), most = std::max(most, file.length(document + i));
-        const bool fits = all <= settings.length && most <= settings.longest;
+        const bool fits = all <= length_of_unit() && most <= settings.longest;
         if (!fits && !part.is_text()) ++too_long, longest = std::max(longest, all);
       }
     }
     const bool splits = settings.too_long == TooLong::split && file.kind() == DataKind::documents;
     if (too_long == 0 || splits || settings.too_long == TooLong::truncate || settings.too_long == TooLong::drop) return;
-    const std::string remedy = settings.remedy ? settings.remedy(longest) : "";
+    const std::string remedy = settings.remedy ? settings.remedy(longest + settings.layout.most_unused(together)) : "";
     fail(file.name(), ": ", too_long, " of ", file.documents() / together, " ",
          kDataUnits[static_cast<int>(file.kind())], "s ", too_long == 1 ? "is" : "are", " longer than the ",
-         file.preferences() ? settings.length : settings.longest, " tokens of a stream, the longest has ", longest,
+         file.preferences() ? length_of_unit() : settings.longest, " tokens of a stream, the longest has ", longest,
          "; ", remedy, remedy.empty() ? "" : ", or ", "say with --too-long what to do with them: ",
          file.kind() == DataKind::documents ? "split, truncate or drop" : "truncate or drop");
   }
@@ -162,7 +166,7 @@ class Documents {
   // The pieces of all documents.
   std::vector<PackedPiece> all_pieces() const {
     const std::vector<Index> lengths = file.lengths();
-    if (file.preferences()) return cut_pairs(lengths, settings.length, settings.longest, settings.too_long);
+    if (file.preferences()) return cut_pairs(lengths, length_of_unit(), settings.longest, settings.too_long);
     std::vector<PackedPiece> all;
     Index first = 0;
     for (const TokenPart& part : file.parts) {

@@ -27,12 +27,11 @@ inline bool is_harmless(const std::string& name) {
       "predict_special_tokens", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values",
       "repetition_penalty", "return_dict", "return_dict_in_generate", "suppress_tokens", "task_specific_params",
       "temperature", "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
-      "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16",
-      "use_cache"};
+      "transformers.js_config", "transformers_version", "typical_p", "use_bfloat16", "use_cache"};
   // clang-format on
   auto ends = [&](const char* end) { return name.ends_with(end); };
-  return harmless.contains(name) || name.starts_with("_") || name.starts_with("summary_") || ends("_token_id") ||
-         ends("_pdrop") || ends("_dropout");
+  return harmless.contains(name) || name.starts_with("_") || name.starts_with("summary_") ||
+         name.starts_with("unsloth_") || ends("_token_id") || ends("_pdrop") || ends("_dropout");
 }
 
 // Of so many layers, one is global. Files may give a number or, in Exaone, a pattern such as LLLG.
@@ -100,18 +99,24 @@ inline void read_layers_without_rope(const Fields& f, const ModelFamily& family,
   for (Index l = 0; l < c.layers; ++l) c.without_rope[l] = with_rope[l] == 0;
 }
 
-// Which layers are short convolutions: given by "layer_types", or by "full_attn_idxs", which lists the others.
-inline void read_convolutions(const Fields& f, Config& c) {
-  const bool by_type = f.has("layer_types"), by_number = f.has("full_attn_idxs");
-  std::vector<bool> convolution(static_cast<std::size_t>(c.layers), by_number);
-  if (by_type) convolution = layers_of_type(f, c, "conv");
-  for (const double l : by_number && !by_type ? f.numbers("full_attn_idxs") : std::vector<double>()) {
-    require(l >= 0 && l < static_cast<double>(c.layers) && l == std::floor(l), f.file,
-            ": \"full_attn_idxs\": there is no layer ", l);
-    convolution[static_cast<std::size_t>(l)] = false;
+// Which layers have attention: given by "layer_types", by LFM2's "full_attn_idxs", which lists them, or every n-th.
+inline void read_mixers(const Fields& f, const ModelFamily& family, Config& c) {
+  const bool lfm2 = family.other_mixer == MixerKind::convolution, listed = lfm2 && f.has("full_attn_idxs");
+  const Index every = lfm2 ? 1 : f.get<Index>("full_attention_interval", family.attention_every);
+  require(every > 0, f.file, ": \"full_attention_interval\" must be positive");
+  std::vector<bool> others = all_but_every_layer(every, c.layers);
+  if (f.has("layer_types")) {
+    others = layers_of_type(f, c, family.other_type);
+  } else if (listed) {
+    others.assign(others.size(), true);
+    for (const double l : f.numbers("full_attn_idxs")) {
+      require(l >= 0 && l < static_cast<double>(c.layers) && l == std::floor(l), f.file,
+              ": \"full_attn_idxs\": there is no layer ", l);
+      others[static_cast<std::size_t>(l)] = false;
+    }
   }
   c.mixers.clear();
-  for (const bool is : convolution) c.mixers.push_back(is ? MixerKind::convolution : MixerKind::attention);
+  for (const bool other : others) c.mixers.push_back(other ? family.other_mixer : MixerKind::attention);
 }
 
 // In LFM2's files the width of the MLP is that of one without a gate. It becomes two thirds, rounded up.
@@ -215,8 +220,8 @@ inline std::string reason_against(const std::string& type) {
        {"dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "gpt_oss", "jetmoe", "kimi_k2", "llama4",
         "llama4_text", "minimax", "minimax_m2", "mixtral"}},
       {"they have layers of linear attention, state spaces or convolutions",
-       {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "qwen3_5",
-        "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba2"}}};
+       {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "qwen3_next",
+        "recurrent_gemma", "rwkv", "zamba2"}}};
   for (const auto& [reason, types] : reasons)
     if (types.contains(type)) return reason;
   return type.find("moe") != type.npos ? "they are mixtures of experts" : "";
@@ -250,7 +255,8 @@ inline Config config_from_json(const Json& json, const std::string& file, const 
   require(c.score_scale > 0 || !varies(*found, "attention_multiplier"), file,
           ": \"attention_multiplier\" must be positive");
   if (found->local != LocalLayers::none) read_windows(f, *found, c);
-  if (found->attention_every > 0) read_convolutions(f, c), adjust_mlp(f, c);
+  if (found->attention_every > 0) read_mixers(f, *found, c);
+  if (found->other_mixer == MixerKind::convolution) adjust_mlp(f, c);
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, *found, c);
   read_base(f, c, root);
@@ -278,9 +284,9 @@ inline Json config_to_json(const Config& c) {
   if (all || family.local == LocalLayers::most || c.window > 0)
     json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
   if (family.local == LocalLayers::upper && c.window > 0) json["use_sliding_window"] = true;
-  if (family.attention_every > 0) json["block_auto_adjust_ff_dim"] = false;
+  if (family.other_mixer == MixerKind::convolution) json["block_auto_adjust_ff_dim"] = false;
   for (const MixerKind mixer : c.mixers)
-    json["layer_types"].push_back(mixer == MixerKind::convolution ? "conv" : "full_attention");
+    json["layer_types"].push_back(mixer == MixerKind::attention ? "full_attention" : family.other_type);
   for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");
   for (const bool without : family.local_rope ? std::vector<bool>() : c.without_rope)
     json["no_rope_layers"].push_back(without ? 0 : 1);

@@ -9,6 +9,9 @@
 
 namespace streambp {
 
+// Names of the heads that predict more than the next token. They are neither computed nor changed.
+constexpr std::string_view kMtp = "mtp.";
+
 constexpr std::size_t kLargestShard = 5'000'000'000;
 
 // How the files call the parameters.
@@ -58,10 +61,11 @@ class ModelFiles {
   const StoredNames& names() const { return names_; }
   const std::map<std::string, const Tensor*>& all() const { return tensors; }
 
-  // The tensors of a multimodal model's other parts.
+  // The tensors of a model's other parts: of a multimodal one all but the text model's.
   std::map<std::string, const Tensor*> other_parts() const {
     std::map<std::string, const Tensor*> others = tensors;
     std::erase_if(others, [&](const auto& entry) {
+      if (entry.first.starts_with(kMtp)) return false;
       return names_.root.empty() || entry.first.starts_with(names_.text) || entry.first == names_.head;
     });
     return others;
@@ -123,7 +127,7 @@ class ModelFiles {
     const auto find = [&](const std::string& end) {
       std::string found;
       for (const auto& [name, tensor] : tensors) {
-        if (name != end && !name.ends_with("." + end)) continue;
+        if ((name != end && !name.ends_with("." + end)) || name.starts_with(kMtp)) continue;
         require(found.empty(), dir.string(), ": has several ", end, ", ", quote(found), " and ", quote(name),
                 ", so its text model is not found; save the text model alone");
         found = name;
@@ -182,7 +186,7 @@ struct ModelLayout {
   std::map<std::string, std::string> others;  // contents of the other small files, by name
   StoredNames names;
   std::map<std::string, std::string> dtypes;         // by parameter name
-  std::shared_ptr<const ModelFiles> source = {};     // of a multimodal model
+  std::shared_ptr<const ModelFiles> source = {};     // of a model with other parts
   std::map<std::string, const Tensor*> copied = {};  // the tensors of its other parts
   // With an adapter_config.json, checkpoints hold adapters only, for the model in this directory.
   std::string adapter_config = "";

@@ -14,10 +14,10 @@ namespace streambp {
 constexpr const char* kNf4State = ".quant_state.bitsandbytes__nf4";
 constexpr const char* kNf4Parts[] = {".absmax", ".nested_absmax", ".nested_quant_map", ".quant_map", kNf4State};
 
-// Embedding and head are never quantised, and the other parts of a multimodal model do not matter.
+// Embedding and head are never quantised, and the parts of a model that are not computed do not matter.
 inline bool is_never_quantised(const std::string& module, const std::string& root) {
-  if (module == "lm_head" || module == "embed_tokens" || module == "model.embed_tokens") return true;
   const auto has = [&](const char* part) { return module.find(part) != module.npos; };
+  if (module == "lm_head" || module == "embed_tokens" || module == "model.embed_tokens" || has("mtp")) return true;
   return !root.empty() && (has("vision") || has("visual") || has("projector") || has("connector") || has("lm_head"));
 }
 
@@ -101,6 +101,17 @@ Nf4Numbers read_nf4(const Files& files, const Parameter& p) {
   return q;
 }
 
+// Where the weights of a part are in its stored tensor.
+inline std::vector<Rows> pieces_of(const Parameter& p, const std::vector<std::int64_t>& shape, Index before) {
+  const Index run = p.turn > 0 ? p.turn : p.rows;
+  std::vector<Rows> pieces;
+  for (Index row = 0; row < p.rows; row += run) {
+    const Index begin = stored_line(p, shape, before, row) * p.cols;
+    pieces.push_back({begin, begin + run * p.cols});
+  }
+  return pieces;
+}
+
 // The 4-bit weights of a stored tensor's parts: as they are in the files, or quantised now.
 template <class Files, class T>
 std::vector<Nf4Numbers> nf4_of(const Files& files, const Table<T>& parts) {
@@ -116,13 +127,14 @@ std::vector<Nf4Numbers> nf4_of(const Files& files, const Table<T>& parts) {
     require(!expected || expected->scales == all.scales, tensor.where,
             ": its scales are not as bnb_4bit_use_double_quant in config.json says");
     std::vector<Nf4Numbers> numbers;
-    Index begin = 0;
+    Index before = 0;
     for (const Entry<T>& e : parts) {
-      const Index end = begin + e.parameter.rows * e.parameter.cols;
-      require(begin % (kNf4Block * all.scales) == 0, tensor.where, ": a block of ", kNf4Block * all.scales,
-              " weights belongs to two projections, which is not supported");
-      numbers.push_back(part_of(all, {begin, end}));
-      begin = end;
+      const std::vector<Rows> pieces = pieces_of(e.parameter, stored_shape(parts), before);
+      for (const Rows piece : pieces)
+        require(piece.begin % (kNf4Block * all.scales) == 0, tensor.where, ": a block of ", kNf4Block * all.scales,
+                " weights belongs to two projections, which is not supported");
+      numbers.push_back(part_of(all, pieces));
+      before += e.parameter.rows;
     }
     return numbers;
   }

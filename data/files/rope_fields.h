@@ -68,8 +68,10 @@ inline void read_longrope(const Fields& s, const Fields& f, const Config& c, Rop
 // RoPE scaling: an object of the configuration `f`, which may also hold theta.
 inline RopeScaling read_rope_scaling(const Fields& s, const Fields& f, const Config& c) {
   s.only("partial_rotary_factor", c.rotary_share);
+  // Qwen's RoPE has three positions (time, height, width) for images. Those of text are equal, so it is plain RoPE.
+  const bool interleaved = s.has("mrope_interleaved"), sections = s.has("mrope_section") || interleaved;
   const auto old_name = s.get<std::string>("type", "default");
-  const auto name = s.get<std::string>("rope_type", old_name);
+  const auto given = s.get<std::string>("rope_type", old_name), name = sections && given == "mrope" ? "default" : given;
   const auto kind = std::ranges::find(rope_kinds(), name, &RopeKind::name);
   require(kind != rope_kinds().end(), s.file, ": RoPE scaling of type ", quote(name),
           " is not supported; default, linear, dynamic, llama3, yarn and longrope are");

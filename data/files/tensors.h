@@ -34,10 +34,35 @@ std::vector<std::int64_t> stored_shape(const Table<T>& parts) {
   return {length, p.cols};
 }
 
-// The index in a stored tensor of this shape of element (i, j) of a part. `before`: the length of the parts before it.
-inline Index stored_at(const Parameter& p, const std::vector<std::int64_t>& shape, Index before, Index i, Index j) {
-  if (p.vector()) return before + j;
-  return p.transposed ? j * shape[1] + before + i : (before + i) * p.cols + j;
+// What takes turns in a stored tensor: the rows of a matrix, or the numbers of a vector.
+inline Index line_width(const Parameter& p) { return p.vector() ? 1 : p.cols; }
+
+// Where a line of a part is in a stored tensor of this shape. `before`: the length of the parts before it; parts that take
+// turns have the same length.
+inline Index stored_line(const Parameter& p, const std::vector<std::int64_t>& shape, Index before, Index line) {
+  if (p.turn == 0) return before + line;
+  const Index parts = shape[p.transposed ? 1 : 0] / p.length();
+  return (line / p.turn * parts + before / p.length()) * p.turn + line % p.turn;
+}
+
+// Reads lines of a part.
+template <class T>
+void read_lines(const Tensor& tensor, const Parameter& p, Index before, Rows lines, T* out) {
+  const Index width = line_width(p);
+  std::vector<T> column;
+  for (Rows run = lines; run.begin < lines.end; out += run.size() * width, run.begin = run.end) {
+    run.end = p.turn > 0 ? least(lines.end, round_up(run.begin + 1, p.turn)) : lines.end;
+    const Index first = stored_line(p, tensor.shape, before, run.begin);
+    if (!p.transposed) {
+      read(tensor, first * width, run.size() * width, out);
+      continue;
+    }
+    column.resize(run.size());
+    for (Index j = 0; j < width; ++j) {
+      read(tensor, j * tensor.shape[1] + first, run.size(), column.data());
+      for (Index i = 0; i < run.size(); ++i) out[i * width + j] = column[i];
+    }
+  }
 }
 
 template <class T>
@@ -121,17 +146,8 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
       const Parameter& p = e.parameter;
       auto produce = [&](Index first, Rows part, T* out) {
         const Rows rows = {first + part.begin, first + part.end};
-        const Index count = rows.size() * p.cols;
-        if (!p.transposed) {
-          read(tensor, stored_at(p, shape, before, rows.begin, 0), count, out);
-        } else {
-          std::vector<T> column(rows.size());
-          for (Index j = 0; j < p.cols; ++j) {
-            read(tensor, stored_at(p, shape, before, rows.begin, j), rows.size(), column.data());
-            for (Index i = 0; i < rows.size(); ++i) out[i * p.cols + j] = column[i];
-          }
-        }
-        return all_finite(out, count);
+        read_lines(tensor, p, before, p.vector() ? Rows{0, p.cols} : rows, out);
+        return all_finite(out, rows.size() * p.cols);
       };
       const bool finite = e.with_matrix([&](auto m) {
         const Index first = m.rows < p.rows ? shard(p.rows, ranks).begin : 0;
@@ -164,24 +180,29 @@ void write_numbers(std::ostream& out, const std::string& where, const std::vecto
   out.write(reinterpret_cast<const char*>(stored.data()), static_cast<std::streamsize>(stored.size() * sizeof(Stored)));
 }
 
-// Calls f(numbers) for the numbers of a stored tensor, in its order and block by block; a transposed tensor, such as those
-// of GPT-2's layers, is one block. Of the ranks that share the table, rank 0 does so.
+// Calls f(numbers) for the numbers of a stored tensor, in its order and block by block. A transposed tensor, such as those
+// of GPT-2's layers, or one with parts that take turns is one block. Of the ranks that share the table, rank 0 does so.
 template <class Device, class T, class F>
 void stored_blocks(Device& dev, const Table<T>& parts, const Group& ranks, F&& f) {
   const auto shape = stored_shape(parts);
+  const bool in_order = !parts.front().parameter.transposed && parts.front().parameter.turn == 0;
   std::vector<T> stored;
-  if (parts.front().parameter.transposed && ranks.rank == 0) stored.resize(shape[0] * shape[1]);
+  if (!in_order && ranks.rank == 0)
+    stored.resize(static_cast<std::size_t>(element_count(parts.front().parameter.name, shape)));
   Index before = 0;
   for (const Entry<T>& e : parts) {
     const Parameter& p = e.parameter;
-    Index row = 0;
-    auto transpose = [&](const std::vector<T>& numbers) {
-      for (auto n = numbers.begin(); n != numbers.end(); ++row)
-        for (Index j = 0; j < p.cols; ++j) stored[stored_at(p, shape, before, row, j)] = *n++;
+    const Index width = line_width(p);
+    Index line = 0;
+    auto scatter = [&](const std::vector<T>& numbers) {
+      for (auto n = numbers.begin(); n != numbers.end(); ++line) {
+        const Index at = stored_line(p, shape, before, line);
+        for (Index j = 0; j < width; ++j) stored[p.transposed ? j * shape[1] + at : at * width + j] = *n++;
+      }
     };
     e.with_matrix([&](auto m) {
       rows_on_first<T>(dev, ranks, m, p.rows,
-                       [&](const std::vector<T>& numbers) { p.transposed ? transpose(numbers) : f(numbers); });
+                       [&](const std::vector<T>& numbers) { in_order ? f(numbers) : scatter(numbers); });
     });
     before += p.length();
   }

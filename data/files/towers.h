@@ -28,6 +28,7 @@ inline constexpr Tower kTowers[] = {
     {"qwen2_vl",        "Qwen2VLForConditionalGeneration",        "qwen2", kQwen2, "model.language_model.", true},
     {"qwen2_5_vl",      "Qwen2_5_VLForConditionalGeneration",     "qwen2", kQwen2, "model.language_model.", true},
     {"qwen3_vl",        "Qwen3VLForConditionalGeneration",        "qwen3", R"({"rope_theta": 5e5})"},
+    {"qwen3_5",         "Qwen3_5ForConditionalGeneration",        "qwen3_5_text"},
     {"smolvlm",         "SmolVLMForConditionalGeneration",        "llama", kLlama, "model.text_model."},
     {"idefics3",        "Idefics3ForConditionalGeneration",       "llama", kLlama, "model.text_model."},
     {"internvl",        "InternVLForConditionalGeneration",       "qwen2"},
@@ -41,17 +42,6 @@ inline constexpr Tower kTowers[] = {
 inline const Tower* tower_of(const std::string& type) {
   const auto found = std::ranges::find(kTowers, type, [](const Tower& t) { return std::string(t.type); });
   return found == std::end(kTowers) ? nullptr : found;
-}
-
-// Qwen's RoPE has three positions (time, height, width) for images. Those of text are equal, so it is plain RoPE.
-inline void remove_sections(Json& config) {
-  for (const char* name : {"rope_scaling", "rope_parameters"}) {
-    if (!config.contains(name) || !config[name].is_object()) continue;
-    Json& rope = config[name];
-    const bool sections = rope.erase("mrope_section") + rope.erase("mrope_interleaved") > 0;
-    for (const char* type : {"type", "rope_type"})
-      if (sections && rope.value(type, Json()) == "mrope") rope[type] = "default";
-  }
 }
 
 // The config.json of the text model.
@@ -73,7 +63,6 @@ inline Json text_config(const Json& json, const Tower& tower, const std::string&
     if (text.value(name, Json()) == false) text.erase(name);
   const Json usual = parse_json(tower.usual);
   text.insert(usual.begin(), usual.end());
-  remove_sections(text);
   const auto type = nested ? Fields(text, file).get<std::string>("model_type", tower.text) : std::string(tower.text);
   require(!tower_of(type), file, ": the text model of a ", tower.type, " model cannot be of type ", quote(type));
   text["model_type"] = type == tower.type + std::string("_text") && type != "gemma3_text" ? tower.text : type;

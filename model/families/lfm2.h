@@ -38,7 +38,7 @@ inline ModelFamily lfm2() {
                  {"conv_dim_out", Ignored{}}, {"block_norm_eps", Ignored{}},
                  {"block_mlp_init_scale", Ignored{}}, {"block_out_init_scale", Ignored{}},
                  {"block_use_xavier_init", Ignored{}}, {"conv_use_xavier_init", Ignored{}}},
-      .attention_every = 3,
+      .attention_every = 3, .other_mixer = MixerKind::convolution, .other_type = "conv",
       .modules = {.norm = "model.embedding_norm", .attention_norm = "operator_norm", .mlp_norm = "ffn_norm",
                   .o = "self_attn.out_proj", .q_norm = "self_attn.q_layernorm", .k_norm = "self_attn.k_layernorm",
                   .convolution_in = "conv.in_proj", .convolution = "conv.conv", .convolution_out = "conv.out_proj",

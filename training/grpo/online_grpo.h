@@ -206,7 +206,7 @@ class OnlineGrpo : public BatchSource {
         rollouts.push_back(std::move(rollout));
       }
     }
-    batches_ = batches_of(rollouts, trainee.rows, micro_batches);
+    batches_ = batches_of(rollouts, trainee.rows, micro_batches, layout_of(trainee.settings.config));
     if (trainee.settings.objective.kl > 0) compute_reference_logps(trainee);
     describe(rollouts);
   }

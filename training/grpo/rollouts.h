@@ -3,6 +3,7 @@
 
 #include "data/documents/advantages.h"
 #include "generation/generate.h"
+#include "model/document_layout.h"
 
 namespace streambp {
 
@@ -21,8 +22,9 @@ inline void append(Batch& batch, const Rollout& rollout) {
   batch.advantages.resize(batch.targets.size(), rollout.advantage);
 }
 
-// Packs rollouts in order into streams of at most `rows` tokens: into at least this number of streams.
-inline std::vector<Batch> batches_of(const std::vector<Rollout>& rollouts, Index rows, Index at_least = 1) {
+// Packs rollouts in order into streams of at most so many rows: into at least this number of streams.
+inline std::vector<Batch> batches_of(const std::vector<Rollout>& rollouts, Index rows, Index at_least = 1,
+                                     const DocumentLayout& layout = {}) {
   require(static_cast<Index>(rollouts.size()) >= at_least, rollouts.size(), " completions are too few for ", at_least,
           " micro-batches");
   std::vector<std::span<const Rollout>> packs;
@@ -30,7 +32,7 @@ inline std::vector<Batch> batches_of(const std::vector<Rollout>& rollouts, Index
   for (const Rollout& rollout : rollouts) {
     const auto length = static_cast<Index>(rollout.tokens.size()) - 1;
     require(length <= rows, "a completion with its prompt of ", length, " tokens does not fit into a stream of ", rows);
-    size += length;
+    size = layout.end(size, length);
     if (size > rows) {
       packs.emplace_back(&rollout, 0);
       size = length;
