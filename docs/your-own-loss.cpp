@@ -38,10 +38,11 @@ int main(int argc, char** argv) try {
   settings.optimizer = OptimizerKind::adamw;
   settings.objective.kind = ObjectiveKind::own;
   settings.objective.loss = own_loss;
-  const Schedule schedule = schedule_for(Mode::stream, settings, batch.size(), 512);
+  const Index rows = layout_of(settings.config).rows(batch);  // of the stream that the batch takes
+  const Schedule schedule = schedule_for(Mode::stream, settings, rows, 512);
 
   // The planner runs the step without computing, so the engine allocates exactly what it needs.
-  const auto engine = make_engine(settings, batch.size(), plan(settings, batch.size(), schedule).capacity());
+  const auto engine = make_engine(settings, rows, plan(settings, rows, schedule).capacity());
   engine->load(model);
 
   const double loss = engine->accumulate({batch}, schedule).loss;

@@ -26,8 +26,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from transformers import (
     ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config,
     GraniteConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, Lfm2Config, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
-    NanoChatConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, SeedOssConfig, SmolLM3Config, Starcoder2Config,
-    Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3VLConfig, SmolVLMConfig,
+    NanoChatConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SeedOssConfig, SmolLM3Config, Starcoder2Config,
+    Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config, Qwen3VLConfig, SmolVLMConfig,
 )  # fmt: skip
 
 SIZES = dict(vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
@@ -68,6 +68,9 @@ CONFIGS = {
     "cohere": CohereConfig(**SIZES),
     "cohere2": Cohere2Config(**SIZES, sliding_window=48, sliding_window_pattern=3),
     "lfm2": Lfm2Config(**SIZES, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
+    "qwen3_5": Qwen3_5TextConfig(
+        **SIZES, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+        layer_types=["linear_attention", "full_attention", "linear_attention"], tie_word_embeddings=True),
     "hunyuan": HunYuanDenseV1Config(**SIZES, head_dim=32, rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=20.0, factor=1.0)),
     "ernie4_5": Ernie4_5Config(**SIZES, head_dim=32, use_bias=True),
     "helium": HeliumConfig(**SIZES, head_dim=16),
@@ -85,6 +88,7 @@ MULTIMODAL = {
     "qwen3_vl": Qwen3VLConfig(
         text_config=dict(SIZES, head_dim=32, rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[8, 4, 4], mrope_interleaved=True)),
         vision_config=dict(QWEN_VISION, deepstack_visual_indexes=[0]), tie_word_embeddings=True),
+    "qwen3_5_vision": Qwen3_5Config(text_config=CONFIGS["qwen3_5"].to_dict(), vision_config=QWEN_VISION, tie_word_embeddings=True),
     "smolvlm": SmolVLMConfig(text_config=CONFIGS["llama"].to_dict(), vision_config=VISION, tie_word_embeddings=False, pad_token_id=0),
 }  # fmt: skip
 CONFIGS |= MULTIMODAL
@@ -220,7 +224,7 @@ def check(name, dtype, folder, binary, data, documents):
 
     # bitsandbytes transposes GPT-2's weights, and quantises vision too
     if name not in MULTIMODAL and name != "gpt2":
-        fused = name in ("phi3", "glm", "glm4", "granite_hybrid", "lfm2")  # layers that are one tensor have other scales here
+        fused = name in ("phi3", "glm", "glm4", "granite_hybrid", "lfm2", "qwen3_5")  # layers that are one tensor have other scales here
         nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=not fused,
                                  bnb_4bit_compute_dtype=torch.float32)  # fmt: skip
         quantised = auto.from_pretrained(base, quantization_config=nf4, dtype=dtype)

@@ -16,14 +16,14 @@ from safetensors.torch import save
 # Their names in model_type, where these are not those of the classes in lower case.
 FAMILIES = [
     "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Granite", "GraniteMoeHybrid",
-    "Helium", "HunYuanDenseV1", "Lfm2", "Llama", "Ministral", "Ministral3", "Mistral", "NanoChat", "Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "SeedOss",
+    "Helium", "HunYuanDenseV1", "Lfm2", "Llama", "Ministral", "Ministral3", "Mistral", "NanoChat", "Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "Qwen3_5", "SeedOss",
     "SmolLM3", "Starcoder2",
 ]  # fmt: skip
-TYPES = {"Gemma3": "gemma3_text", "HunYuanDenseV1": "hunyuan_v1_dense", "SeedOss": "seed_oss"}
+TYPES = {"Gemma3": "gemma3_text", "HunYuanDenseV1": "hunyuan_v1_dense", "Qwen3_5": "qwen3_5_text", "SeedOss": "seed_oss"}
 ACTIVATIONS = {"Arcee": "relu2", "Gemma": "gelu", "Gemma2": "gelu_pytorch_tanh", "Gemma3": "gelu_pytorch_tanh",
                "NanoChat": "relu2", "Starcoder2": "gelu_pytorch_tanh"}  # fmt: skip
 EPSILONS = {"Cohere": "layer_norm_eps", "Cohere2": "layer_norm_eps", "Lfm2": "norm_eps", "Starcoder2": "norm_epsilon"}
-GEMMA = ("gemma", "gemma2", "gemma3_text")  # their norms multiply by 1 + weight
+ONE_PLUS = ("gemma", "gemma2", "gemma3_text", "qwen3_5_text")  # their norms multiply by 1 + weight
 # They must be loaded before `everything_in_float64` changes the meaning of torch.float32.
 MODELS = {
     name: getattr(transformers, name)
@@ -98,13 +98,23 @@ def empty_model(config):
 def make_model(config, random):
     """A model with no parameter at a special value such as 0 or 1. All parameters are float32 numbers."""
     model = empty_model(config).double()
-    gemma = config["model_type"] in GEMMA
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            norm_weight = parameter.ndim == 1 and name.endswith("weight") and not gemma
+            plain = config["model_type"] not in ONE_PLUS or name.endswith("linear_attn.norm.weight")
+            norm_weight = parameter.ndim == 1 and name.endswith("weight") and plain
             noise = 0.25 * torch.randn(parameter.shape, generator=random, dtype=torch.double)
             parameter.copy_((noise + 1 if norm_weight else noise).type(FLOAT32))
+            stretch_gates(name, parameter)
     return model
+
+
+def stretch_gates(name, parameter):
+    """Delta rules in all regimes: a head forgets everything at once, the others more and more slowly; beta near 0 and 1."""
+    if name.endswith("linear_attn.A_log"):  # exp(-exp(7)) is 0, and exp(-exp(-4)) is 0.98
+        parameter += torch.cat([torch.tensor([7.0]), torch.linspace(-1, -4, len(parameter) - 1)]).type(FLOAT32)
+    if name.endswith("linear_attn.in_proj_b.weight"):
+        parameter[1::2] *= 32
+    parameter.copy_(parameter.type(FLOAT32))
 
 
 def checkpoint_parameters(model):
@@ -135,7 +145,7 @@ def check_norm(model, config):
     norm = model.transformer.ln_f if "n_embd" in config else model.model.embedding_norm if lfm2 else model.model.norm
     x = [math.sin(i) for i in range(config.get("n_embd") or config["hidden_size"])]
     weight = norm.weight.tolist() if hasattr(norm, "weight") else [1] * len(x)
-    bias, offset = [0] * len(x), 1 if config["model_type"] in GEMMA else 0
+    bias, offset = [0] * len(x), 1 if config["model_type"] in ONE_PLUS else 0
     if "LayerNorm" in type(norm).__name__:
         bias, mean = getattr(norm, "bias", torch.zeros(len(x))).tolist(), sum(x) / len(x)
         x = [v - mean for v in x]
@@ -233,8 +243,8 @@ def finite_difference_error(model, loss_of_model, random):
             parameter.copy_(origin + distance / length * d)
         return loss_of_model().item()
 
-    h = 1e-5
-    measured = (loss_at(h) - loss_at(-h)) / (2 * h)
+    h = 1e-5  # without the third derivative, which is large in delta rules
+    measured = (8 * (loss_at(h) - loss_at(-h)) - (loss_at(2 * h) - loss_at(-2 * h))) / (12 * h)
     return abs(measured - slope) / abs(slope)
 
 

@@ -58,6 +58,11 @@ LLAMA3_ROPE = {
 # Qwen's files contain a window that is disabled.
 NO_WINDOW = {"max_window_layers": 1, "sliding_window": 4, "use_sliding_window": False}
 
+# The heads of a delta rule, with odd widths. Its output is normalised and may be near zero, where the gradient is steep: a
+# large epsilon keeps rounding errors small.
+DELTA = {"linear_conv_kernel_dim": 4, "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 5,
+         "linear_value_head_dim": 7, "rms_norm_eps": 0.1}  # fmt: skip
+
 CASES = {
     "gpt2": (gpt2(vocab=61, hidden=24, heads=3, mlp=None), [23, 2, 17]),
     "gpt2_odd": (gpt2(vocab=47, hidden=20, heads=2, mlp=50), [2, 29, 13]),
@@ -246,6 +251,23 @@ CASES = {
         [1, 19, 3, 12], "Lfm2", vocab=41, hidden=20, heads=2, kv_heads=1, mlp=28, block_auto_adjust_ff_dim=False,
         layer_types=["full_attention", "conv"], conv_L_cache=4, pad_token_id=None, tie_word_embeddings=False,
         rope_parameters={"rope_theta": 200.0, "rope_type": "default"}),
+    # The published form and a shorter one. Lengths about that of a block of the delta rule, 64, and documents of one token.
+    "qwen3_5": case(
+        [23, 1, 64, 2], "Qwen3_5", vocab=19, hidden=10, heads=3, kv_heads=1, mlp=16, head_dim=12, num_hidden_layers=4,
+        layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"], **DELTA,
+        attention_bias=False, attn_output_gate=True, full_attention_interval=4, mamba_ssm_dtype="float32",
+        mlp_only_layers=[], mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=False, partial_rotary_factor=0.5,
+        rope_parameters={"mrope_interleaved": True, "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.5,
+                         "rope_theta": 300.0, "rope_type": "default"},
+        bos_token_id=None, pad_token_id=None, tie_word_embeddings=True),
+    "qwen3_5_wide": case(
+        [1, 63, 64, 65, 257, 1, 1], "Qwen3_5", vocab=11, hidden=10, heads=2, kv_heads=2, mlp=12, head_dim=8,
+        num_hidden_layers=3, full_attention_interval=2, **DELTA | {"linear_conv_kernel_dim": 3}, attention_bias=True,
+        output_gate_type="swish", rope_theta=200.0, partial_rotary_factor=0.5, pad_token_id=None,
+        tie_word_embeddings=False),
+    "qwen3_5_long": case(
+        [1000], "Qwen3_5", vocab=5, hidden=8, heads=1, kv_heads=1, mlp=8, head_dim=8, num_hidden_layers=2,
+        full_attention_interval=2, **DELTA, rope_theta=500.0, partial_rotary_factor=0.25, pad_token_id=None, tie_word_embeddings=True),
     "arcee": case(
         [17, 3, 20], "Arcee", vocab=41, hidden=24, heads=3, kv_heads=1, mlp=52, head_dim=8, rope_theta=500.0,
         attention_bias=False, mlp_bias=False, rope_scaling=None, tie_word_embeddings=False),

@@ -90,6 +90,7 @@ PIECES = [piece.encode() for piece in PIECES] + [b"\xff", b"\xe2\x82", b"\xf0\x9
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = LLAMA3.replace("{1,3}", "")
+QWEN3_5 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 O200K = "|".join([
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -176,6 +177,8 @@ def layouts():
     yield "llama3", llama3, {}
 
     yield "qwen2", add_every_kind(byte_level(sequence(pre_tokenizers, split(QWEN2), BYTES), normalizers.NFC())), {}
+
+    yield "qwen3_5", byte_level(sequence(pre_tokenizers, split(QWEN3_5), BYTES), normalizers.NFC(), size=500), {}
 
     o200k = byte_level(sequence(pre_tokenizers, split(O200K, "removed", invert=True), BYTES), size=500)
     yield "o200k", o200k, {}

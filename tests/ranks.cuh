@@ -18,6 +18,9 @@ inline std::vector<Family> models_for_ranks() {
   c->window = 20, c->local = {true, false}, c->local_rope_theta = 100;
   add("lfm2", make_config("lfm2", {61, 26, 3, 4, 4, 6, 38, 0, true}))->mixers = {
       MixerKind::convolution, MixerKind::attention, MixerKind::convolution};
+  c = add("qwen3_5", make_config("qwen3_5", {59, 26, 2, 4, 4, 8, 38, 0, false}));
+  c->rotary_share = 0.5, c->mixers = {MixerKind::delta_rule, MixerKind::attention};
+  c->delta_key_heads = 4, c->delta_value_heads = 8, c->delta_key_dim = 5, c->delta_value_dim = 3;
   if (kSanitized) all.erase(all.begin() + 2, all.end());
   return all;
 }
@@ -44,13 +47,16 @@ struct Task {
   Places places = {};
   KeptSets kept = {};
   Index block = 0;
+  std::optional<DocumentLayout> layout = {};  // other than the model's
 };
 
 // Two steps on a device with exactly the planned memory.
 template <class Device, class T, class G = T>
 Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
+  const DocumentLayout layout = task.layout.value_or(layout_of(task.config));
   Index rows = 0;
-  for (const Batch& batch : task.batches) rows = std::max(rows, batch.size());
+  for (const Batch& batch : task.batches) rows = std::max(rows, layout.rows(batch));
+  const bool fills = std::ranges::all_of(task.batches, [&](const Batch& batch) { return layout.rows(batch) == rows; });
   const Index own = Division{rows, kTile, 0, ranks.sequence.size}.own();
   StepSettings s{task.config};
   s.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
@@ -65,6 +71,7 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   connection.attach(dev);
   Trainer<Device, T, G> trainer(dev, task.config, rows, {task.optimizer, task.places}, task.objective,
                                 connection.ranks);
+  trainer.layout = layout;
   trainer.initialise(1, 0.1);
   dev.reset_work();
   Trained trained;
@@ -82,16 +89,19 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   }
   trained.weights.emplace(task.config, std::move(weights));
   const std::string what = std::string(name(task.mode)) + ", rank " + std::to_string(ranks.all.rank);
-  EXPECT_EQ(dev.arena.peak(), planned.peak) << what;
-  EXPECT_EQ(dev.sent(), 2 * planned.sent) << what;
-  EXPECT_EQ(dev.far.peak(), planned.far) << what;
+  const auto expect_planned = [&](auto used, auto planned) {
+    EXPECT_TRUE(fills ? used == planned : used <= planned) << what << ": " << used << ", planned " << planned;
+  };
+  expect_planned(dev.arena.peak(), planned.peak);
+  expect_planned(dev.sent(), 2 * planned.sent);
+  expect_planned(dev.far.peak(), planned.far);
   for (std::size_t kind = 0; kind < planned.far_traffic.size(); ++kind)
-    EXPECT_EQ(dev.far_traffic()[kind], 2 * planned.far_traffic[kind]) << what;
+    expect_planned(dev.far_traffic()[kind], 2 * planned.far_traffic[kind]);
   double sent = 0;
   for (const Group* group : {&ranks.all, &ranks.sequence})
     if (group->transport) sent += std::exchange(static_cast<ThreadTransport*>(group->transport)->sent, 0);
   if (Device::kind == DeviceKind::cpu) {
-    EXPECT_EQ(sent, 2 * planned.sent) << what;
+    expect_planned(sent, 2 * planned.sent);
   }
   return trained;
 }

@@ -141,13 +141,16 @@ inline std::vector<Family> families() {
   c = add("hunyuan_relu2", make_config("hunyuan", {51, 24, 2, 3, 1, 14, 42, 0, false}));
   c->mlp_kind = Mlp::relu2;
   add("lfm2", make_config("lfm2", {47, 26, 3, 4, 2, 10, 38, 0, true}));
+  c = add("qwen3_5", make_config("qwen3_5", {47, 26, 4, 4, 2, 16, 38, 0, false}));
+  c->delta_key_heads = 2, c->delta_value_heads = 4, c->delta_key_dim = 5, c->delta_value_dim = 7;
+  c->norm_eps = 0.1;  // of few small numbers, a norm multiplies the errors of rounding
   return all;
 }
 
 // One of each kind of layer.
 inline std::vector<Family> distinct_families() {
-  static const std::set<std::string> distinct = {"gpt2", "gemma2",         "gemma3",  "phi3",     "olmo2",
-                                                 "glm4", "granite_hybrid", "cohere2", "nanochat", "lfm2"};
+  static const std::set<std::string> distinct = {"gpt2",           "gemma2",  "gemma3",   "phi3", "olmo2",  "glm4",
+                                                 "granite_hybrid", "cohere2", "nanochat", "lfm2", "qwen3_5"};
   std::vector<Family> all = families();
   std::erase_if(all, [](const Family& family) { return !distinct.contains(family.name); });
   return all;
@@ -198,7 +201,8 @@ GradientRun run_gradient(const Config& config, const std::vector<Batch>& batches
   settings.wide_gradient = sizeof(G) > sizeof(T);
   settings.device = Device::kind;
   settings.objective = objective;
-  const Index rows = std::ranges::max_element(batches, {}, &Batch::size)->size();
+  Index rows = 0;
+  for (const Batch& b : batches) rows = std::max(rows, layout_of(config).rows(b));
   const Usage planned = plan(settings, rows, schedule);
   Device dev(planned.capacity(), device_settings...);
   Trainer<Device, T, G> trainer(dev, config, rows, OptimizerKind::none, objective);

@@ -144,6 +144,38 @@ TEST(ConfigFile, LocalLayersByNameAndByRule) {
   EXPECT_EQ(config_from_json(cohere, "config.json").rope_theta, 1e4);
 }
 
+// Qwen3.5's layers of delta rules.
+TEST(ConfigFile, DeltaRulesByNameAndByInterval) {
+  Json json = config_to_json(make_config("qwen3_5", {100, 32, 8, 4, 2, 8, 64, 128, true}));
+  EXPECT_FALSE(json.contains("block_auto_adjust_ff_dim"));
+  const Config c = config_from_json(json, "config.json");
+  for (Index l = 0; l < 8; ++l) EXPECT_EQ(c.mixer(l) == MixerKind::attention, l % 4 == 3) << l;
+  EXPECT_EQ(c.mlp, 64);
+  EXPECT_EQ(c.rotary_share, 0.25);
+  Json by_rule = json;
+  by_rule.erase("layer_types"), by_rule.erase("partial_rotary_factor");
+  EXPECT_EQ(config_from_json(by_rule, "config.json"), c);
+  by_rule["full_attention_interval"] = 3;
+  for (Index l = 0; l < 8; ++l)
+    EXPECT_EQ(config_from_json(by_rule, "config.json").mixer(l) == MixerKind::attention, l % 3 == 2) << l;
+  by_rule["full_attention_interval"] = 0;
+  EXPECT_PRED2(contains, refusal(by_rule), "\"full_attention_interval\" must be positive");
+  json["rope_parameters"] = {{"partial_rotary_factor", 0.5}, {"rope_theta", 100}, {"mrope_section", {1, 1, 0}}};
+  EXPECT_EQ(config_from_json(json, "config.json").rotary_share, 0.5);  // and not that beside it
+  json["output_gate_type"] = "silu";                                   // the same as "swish"
+  EXPECT_EQ(refusal(json), "");
+  for (const auto& [field, value] : std::map<std::string, Json>{{"attn_output_gate", false},
+                                                                {"output_gate_type", "sigmoid"},
+                                                                {"full_attn_idxs", {3}},
+                                                                {"linear_num_value_heads", 5}}) {
+    Json other = json;
+    other[field] = value;
+    EXPECT_NE(refusal(other), "") << field;
+  }
+  json["layer_types"][2] = "conv";
+  EXPECT_PRED2(contains, refusal(json), "\"full_attention\" and \"linear_attention\" are");
+}
+
 // Other fields of published files. None of them changes what the model computes.
 TEST(ConfigFile, IrrelevantFieldsAreAccepted) {
   Json json = small_llama();
@@ -154,6 +186,7 @@ TEST(ConfigFile, IrrelevantFieldsAreAccepted) {
                {"attention_dropout", 0.1},
                {"transformers_version", "4.51.0"},
                {"use_cache", true},
+               {"unsloth_fixed_mtp", true},
                {"pretraining_tp", 1},
                {"rope_interleaved", false},
                {"final_logit_softcapping", nullptr},
@@ -182,6 +215,19 @@ TEST(ConfigFile, RopeScalingByLength) {
   EXPECT_EQ(c.rope_scaling.original_length, 16);
   EXPECT_NEAR(c.rope_scaling.attention_factor, std::sqrt(1.5), 1e-15);
   EXPECT_EQ(config_to_json(config_from_json(config_to_json(c), "again")), config_to_json(c));
+}
+
+// Positions of images; those of text are plain.
+TEST(ConfigFile, RopeWithThreePositionsIsPlain) {
+  Json json = small_llama();
+  json["rope_parameters"] = {{"rope_theta", 500}, {"rope_type", "default"}};
+  const Config plain = config_from_json(json, "config.json");
+  json["rope_parameters"].update({{"mrope_section", {11, 11, 10}}, {"mrope_interleaved", true}});
+  EXPECT_EQ(config_from_json(json, "config.json"), plain);
+  json["rope_parameters"]["rope_type"] = "mrope";
+  EXPECT_EQ(config_from_json(json, "config.json"), plain);
+  json["rope_parameters"] = {{"rope_theta", 500}, {"rope_type", "mrope"}};
+  EXPECT_PRED2(contains, refusal(json), "RoPE scaling of type \"mrope\" is not supported");
 }
 
 TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {

@@ -255,5 +255,25 @@ TEST_F(ModelDirectories, WithABadIndexAreRefused) {
   expect_refusal(c, shard.filename().string());
 }
 
+// Heads that predict more than the next token, as some files of Qwen3.5 have them.
+TEST_F(ModelDirectories, OtherHeadsAreSavedAsTheyWereLoaded) {
+  const Config c = make("qwen3", "BF16");
+  rewrite("mtp.embed_tokens.weight", "F32", {2, 2}, {1, 2, 3, 4});
+  rewrite("mtp.fc.weight", "F32", {3}, {5, 6, 7});
+  Held held(c);
+  load_model(held.dev, dir, held.model());
+  fs::create_directory(dir / "again");
+  save_model(held.dev, dir / "again", held.model(), ModelLayout(dir));
+  const SafetensorsFile before(dir / "model.safetensors"), after(dir / "again/model.safetensors");
+  EXPECT_EQ(before.tensors().size(), after.tensors().size());
+  for (const auto& [name, tensor] : before.tensors()) {
+    EXPECT_EQ(tensor.dtype, after.at(name).dtype) << name;
+    ASSERT_EQ(tensor.shape, after.at(name).shape) << name;
+    EXPECT_EQ(std::memcmp(tensor.data, after.at(name).data, tensor.bytes), 0) << name;
+  }
+  rewrite("mmtp.fc.weight", "F32", {1}, {1});
+  expect_refusal(c, "is not used by the model of config.json");
+}
+
 }  // namespace
 }  // namespace streambp

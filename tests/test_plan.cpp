@@ -70,7 +70,7 @@ TEST(Plan, KnowsCheckpointingWithAChunkedLoss) {
 TEST(Plan, EstimatesTheFlopsOfAStep) {
   for (const Family& family : walked_families()) {
     const Config& c = family.config;
-    const std::vector<Batch> batches = {packed(c, {700}), packed(c, {100, 300, 50}), packed(c, {30, 400, 220})};
+    const std::vector<Batch> batches = {packed(c, {700}), packed(c, {128, 300, 50}), packed(c, {64, 384, 220})};
     const Schedule schedule = schedule_for(Mode::stream, c, 700, kTile);
     const StepSettings settings{c, DType::f32, OptimizerKind::adamw, 3};
     Cpu dev(plan(settings, 700, schedule).peak);
@@ -210,7 +210,9 @@ TEST(Plan, ParameterCountsMatchPublishedModels) {
       {"glm-4-9b", 9400.0e6},      {"granite-3.3-2b", 2533.5e6},  {"granite-3.3-8b", 8170.8e6},
       {"command-r", 34980.8e6},    {"aya-expanse-8b", 8028.0e6},  {"exaone-4.0-1.2b", 1279.4e6},
       {"ernie-4.5-0.3b", 360.7e6}, {"seed-oss-36b", 36151.1e6},   {"lfm2-350m", 354.5e6},
-      {"lfm2-700m", 742.5e6},      {"lfm2-1.2b", 1170.3e6},       {"lfm2-2.6b", 2569.3e6}};
+      {"lfm2-700m", 742.5e6},      {"lfm2-1.2b", 1170.3e6},       {"lfm2-2.6b", 2569.3e6},
+      {"qwen3.5-0.8b", 752.4e6},   {"qwen3.5-2b", 1881.8e6},      {"qwen3.5-4b", 4205.8e6},
+      {"qwen3.5-9b", 8953.8e6},    {"qwen3.5-27b", 26896.0e6}};
   for (const auto& [model, count] : published) {
     EXPECT_NEAR(static_cast<double>(parameter_count(known_models().at(model))), count, 0.1e6) << model;
   }

@@ -62,7 +62,7 @@ TEST(Quantised, PartsHaveTheValuesOfTheWhole) {
   const Nf4Numbers whole = quantise(weights);
   const std::vector<float> expected = values_of(whole, n);
   for (const Rows part : {Rows{0, block}, Rows{block, 3 * block}, Rows{2 * block, n}}) {
-    EXPECT_EQ(values_of(part_of(whole, part), part.size()),
+    EXPECT_EQ(values_of(part_of(whole, {part}), part.size()),
               std::vector<float>(expected.begin() + part.begin, expected.begin() + part.end));
   }
 }
@@ -87,6 +87,18 @@ TEST(Quantised, PartsOfATensorInAFile) {
   dequantise(parts[1], Matrix<float>(values.data() + 101 * 64, 199, 64));
   EXPECT_EQ(values, whole);
 
+  p.turn = 50;  // the rows of both, 50 at a time
+  const auto in_turns = parts_of(p, 150);
+  std::vector<float> turned(150 * 64);
+  for (const Index part : {0, 1}) {
+    dequantise(in_turns[static_cast<std::size_t>(part)], Matrix<float>(turned.data(), 150, 64));
+    for (Index i = 0; i < 150 * 64; ++i) {
+      const Index row = i / 64 / 50 * 100 + part * 50 + i / 64 % 50;
+      ASSERT_EQ(turned[static_cast<std::size_t>(i)], whole[static_cast<std::size_t>(row * 64 + i % 64)]) << i;
+    }
+  }
+  p.turn = 0;
+
   std::vector<std::uint8_t> codes(1);
   Nf4 with_double_quantisation;
   with_double_quantisation.codes = Matrix<std::uint8_t>(codes.data(), 1, 1);
@@ -96,6 +108,8 @@ TEST(Quantised, PartsOfATensorInAFile) {
   p = {.name = "float16", .rows = 300, .cols = 64, .init = Init::normal};
   EXPECT_ERROR(parts_of(p, 101), "a block of 16384 weights belongs to two projections");
   EXPECT_NO_THROW(parts_of(p, 256));
+  p.turn = 50;
+  EXPECT_ERROR(parts_of(p, 150), "a block of 16384 weights belongs to two projections");
 }
 
 TEST(Quantised, RoundsToFloat16AsStoredValuesDo) {
@@ -248,6 +262,8 @@ TEST_F(QuantisedDirectory, RefusesOtherQuantisations) {
   refuses({{"bnb_4bit_quant_type", "fp4"}}, "call dequantize() on it");
   refuses({{"bnb_4bit_quant_type", nullptr}}, "only nf4 is supported");
   refuses({{"llm_int8_skip_modules", {"lm_head", "model.layers.0.mlp"}}}, "all linear layers must be in 4 bits");
+  write_config({{"llm_int8_skip_modules", {"lm_head", "mtp.fc"}}});  // is not computed
+  EXPECT_NO_THROW(read_config(dir));
   refuses({{"a_new_option", 1}}, "\"a_new_option\"");
 }
 

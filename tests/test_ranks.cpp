@@ -70,6 +70,18 @@ TEST_P(EveryModel, GridsInAllTypesGiveTheBitsOfOneProcess) {
   }
 }
 
+// Rows without a token are divided among the ranks, too. Each of these micro-batches takes 698 rows, the last all of them.
+TEST(Ranks, UnusedRowsGiveTheBitsOfOneProcess) {
+  const Config c = models_for_ranks()[1].config;
+  Task task{c, {packed(c, {70, 300, 250}, 1), packed(c, {300, 378}, 2), packed(c, {64, 634}, 3)}, Mode::stream};
+  task.layout = DocumentLayout{kDeltaBlock};
+  expect_bits_of_one_process<Cpu, float>(2, 2, task);
+  const Ranks alone = {{}, {}, 2};
+  const Trained full = train<Cpu, float>(task, alone);
+  task.layout = {};
+  EXPECT_NEAR((train<Cpu, float>(task, alone)).loss, full.loss, 1e-5);
+}
+
 // The weights of a pair depend on all its log-probs, which are on several ranks.
 TEST(Ranks, PairsGiveTheBitsOfOneProcess) {
   const Config c = models_for_ranks()[1].config;

@@ -306,6 +306,37 @@ TEST_F(SmallReferees, SolveForTheStrengthAndThePlaceOfADefect) {
   }
 }
 
+// Rows of a micro-batch lie one behind the other, but no trainer's convolution reads the row before.
+TEST_F(SmallReferees, LeaksStayInTheirRow) {
+  correct.config = make_config("lfm2", {31, 16, 3, 2, 1, 8, 24, 0, false});
+  save_random_model(dir / "model", correct.config);
+  const auto leak = [&] {
+    TrainingCase one = correct;
+    one.step.batches.resize(1), one.step.files = 1;
+    const HostGradient right(one.config, gradients.compute(one, {DType::f64}).values);
+    EXPECT_TRUE(named("convolution-leaks").apply(one));
+    return HostGradient(one.config, gradients.compute(one, {DType::f64}).values).difference(right).relative;
+  };
+  EXPECT_GT(leak(), 1e-4);
+  correct.step.batches[0].rows = correct.step.batches[0].batch.key_begin;  // a row for each document
+  EXPECT_LT(leak(), kExact);
+}
+
+TEST_F(SmallReferees, FindTheChunksThatLoseWhatWasBeforeThem) {
+  correct.config = make_config("lfm2", {13, 8, 3, 2, 1, 4, 12, 0, false});
+  correct.step = recorded(correct.config);
+  save_random_model(dir / "model", correct.config);
+  correct.step.batches = {correct.step.batches[0], correct.step.batches[2]}, correct.step.files = 1;
+  TrainingCase wrong = correct;
+  ASSERT_TRUE(named("convolution-reset").apply(wrong));
+  wrong.wrong.chunk = 32;
+  write(correct.config, in_float32(wrong));
+  const std::vector<Explanation> found = explain(correct, gradients);
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&named("convolution-reset")});
+  EXPECT_PRED2(contains, found.front().detail, "every 32 rows");
+}
+
 // If only one defect of a pair is known, it is named, with the last tensor that it explains.
 TEST_F(SmallReferees, NameTheKnownHalfOfAPair) {
   correct.step.batches = {correct.step.batches[1], correct.step.batches[2]}, correct.step.files = 1;

@@ -21,9 +21,10 @@ Stored stored(const fs::path& dir) {
 // weights become bfloat16.
 void write_tower(const Golden& golden, const fs::path& dir, const std::string& root, const std::string& head) {
   const Json text = Json::parse(golden.file.metadata().at("config"));
-  const Json config = {{"model_type", "gemma3"}, {"architectures", {"Gemma3ForConditionalGeneration"}},
-                       {"text_config", text},    {"vision_config", Json::parse(kVision)},
-                       {"image_token_index", 3}, {"mm_tokens_per_image", 256}};
+  const Tower& tower = *tower_of(golden.config.family);
+  const Json config = {{"model_type", tower.type}, {"architectures", {tower.architecture}},
+                       {"text_config", text},      {"vision_config", Json::parse(kVision)},
+                       {"image_token_index", 3},   {"mm_tokens_per_image", 256}};
   write_file_atomically(dir / "config.json", config.dump(1));
   write_file_atomically(dir / "preprocessor_config.json", R"({"do_resize":  true})");
   std::list<std::vector<BFloat16>> narrow;
@@ -43,6 +44,7 @@ void write_tower(const Golden& golden, const fs::path& dir, const std::string& r
   static const std::vector<float> vision(24, 0.3f);
   writer.add("vision_tower.encoder.layers.0.weight", "F32", {4, 6}, vision.data(), 96);
   writer.add("multi_modal_projector.norm.weight", "F16", {48}, vision.data(), 96);
+  writer.add("mtp.embed_tokens.weight", "F32", {4, 6}, vision.data(), 96);
   writer.add("vision_tower.mask", "BOOL", {96}, vision.data(), 96);
   writer.finish();
 }
@@ -50,7 +52,7 @@ void write_tower(const Golden& golden, const fs::path& dir, const std::string& r
 class Towers : public TemporaryDirectory {};
 
 TEST_F(Towers, AreSavedAsTheyWereLoaded) {
-  for (const char* name : {"gemma3", "gemma3_scaled"}) {  // tied and untied
+  for (const char* name : {"gemma3", "gemma3_scaled", "qwen3_5", "qwen3_5_wide"}) {  // tied and untied
     for (const auto& [root, head] : {std::pair("language_model.model.", "language_model.lm_head"),
                                      std::pair("model.language_model.", "lm_head")}) {
       const Golden golden(name);
@@ -58,7 +60,7 @@ TEST_F(Towers, AreSavedAsTheyWereLoaded) {
       Config c = read_config(dir);
       EXPECT_EQ(ModelFiles(dir, c.root).names().text, root);
       EXPECT_EQ(c.root, "model.language_model.");
-      EXPECT_EQ(c.family, "gemma3");
+      EXPECT_EQ(c.family, golden.config.family);
       EXPECT_EQ(parameter_count(c), parameter_count(golden.config));
       Cpu dev(std::size_t{1} << 22);
       Model<float> model{c, Tensors<float>(c)};
@@ -84,7 +86,7 @@ TEST_F(Towers, AreSavedAsTheyWereLoaded) {
       save_adapters(other, dir, c, trained(table(c, adapted.weights)), adapter_config(c, {2, 4}, "base"));
       const SafetensorsFile file(dir / "adapter_model.safetensors");
       // PEFT's names are those of the modules, not of the files.
-      for (const char* name : {"model.language_model.layers.0.self_attn.q_proj.lora_A.weight", "lm_head.weight",
+      for (const char* name : {"model.language_model.layers.1.self_attn.q_proj.lora_A.weight", "lm_head.weight",
                                "model.language_model.layers.1.input_layernorm.weight"})
         EXPECT_TRUE(file.find("base_model.model." + std::string(name))) << name;
       const Json targets = parse_json_file(dir / "adapter_config.json").at("target_modules");
@@ -163,6 +165,40 @@ TEST(TowerConfig, IsReadInAllItsForms) {
     EXPECT_EQ(parameter_count(c), parameter_count(known_models().at("qwen2.5-3b")));
     EXPECT_FALSE(c.root.empty());
   }
+  // Qwen3.5-27B, as a multimodal model and as a text model alone.
+  Json qwen3_5 = {{"model_type", "qwen3_5_text"},
+                  {"attn_output_gate", true},
+                  {"full_attention_interval", 4},
+                  {"head_dim", 256},
+                  {"hidden_size", 5120},
+                  {"intermediate_size", 17408},
+                  {"linear_num_value_heads", 48},
+                  {"mamba_ssm_dtype", "float32"},
+                  {"mlp_only_layers", Json::array()},
+                  {"mtp_num_hidden_layers", 1},
+                  {"mtp_use_dedicated_embeddings", false},
+                  {"num_attention_heads", 24},
+                  {"num_hidden_layers", 64},
+                  {"num_key_value_heads", 4},
+                  {"output_gate_type", "swish"},
+                  {"rope_parameters",
+                   {{"mrope_interleaved", true},
+                    {"mrope_section", {11, 11, 10}},
+                    {"partial_rotary_factor", 0.25},
+                    {"rope_theta", 10000000},
+                    {"rope_type", "default"}}}};
+  Json whole = {{"model_type", "qwen3_5"},
+                {"architectures", {"Qwen3_5ForConditionalGeneration"}},
+                {"text_config", qwen3_5},
+                {"language_model_only", false},
+                {"vision_config", {{"model_type", "qwen3_5"}, {"depth", 27}}}};
+  for (const Json& json : {whole, qwen3_5}) {
+    const Config c = config_from_json(json, "config.json");
+    EXPECT_EQ(parameter_count(c), 26'895'998'464);
+    EXPECT_EQ(c.root, json == whole ? "model.language_model." : "");
+    EXPECT_EQ(c.rope_theta, 1e7);
+  }
+
   const auto changed = [&](const Json& patch) {
     Json json = nested;
     json.merge_patch(patch);

@@ -172,8 +172,9 @@ TEST(Trainer, EvaluationMatchesTheTrainingLossForAnyChunk) {
     const Batch batch = packed(family.config, sized<Lengths>({300, 1, 330}, {260, 1, 30}));
     const StepSettings settings{family.config, DType::f64, OptimizerKind::none, 1};
     const Schedule schedule = Schedule::stream(kTile, kTile);
-    Cpu dev(plan(settings, batch.size(), schedule).peak);
-    Trainer<Cpu, double> trainer(dev, family.config, batch.size(), OptimizerKind::none);
+    const Index rows = layout_of(family.config).rows(batch);
+    Cpu dev(plan(settings, rows, schedule).peak);
+    Trainer<Cpu, double> trainer(dev, family.config, rows, OptimizerKind::none);
     trainer.initialise(3, 0.15);
     const double loss = trainer.accumulate(batch, Counts(batch), schedule).loss;
     trainer.release_gradient();
