@@ -48,7 +48,7 @@ TEST_F(RunSafety, ASignalWhileThePageIsWrittenEndsTheRun) {
   Json line = {{"step", 1}};
   for (int metric = 0; metric < 60; ++metric) line["m" + std::to_string(metric)] = 0.123456;
   std::ofstream metrics("run/metrics.jsonl", std::ios::app);
-  for (int i = 0; i < 500; ++i) metrics << line.dump() << "\n";  // the page takes a while
+  for (int i = 0; i < 3000; ++i) metrics << line.dump() << "\n";  // the page takes a while, also on a busy machine
   metrics.close();
   const pid_t child = in_background("exec " + binary() + " train --resume --out run");
   const auto unfinished = [] {
