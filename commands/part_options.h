@@ -101,6 +101,10 @@ struct PartOptions {
     if (blocks) {  // the lowest block needs the most memory
       require(c.layers % blocks.layers == 0, "--blocks ", blocks.layers, ": the model's ", c.layers,
               " layers are not a multiple of this");
+      Index alike = blocks.layers;
+      while (!blocks_are_alike(c, alike)) ++alike;
+      require(alike == blocks.layers, "--blocks ", blocks.layers, ": the model's layers are of several kinds, and ",
+              "blocks must be alike; choose --blocks ", alike);
       c.trained = names_of_block(c, blocks, 0);
       return;
     }

@@ -163,9 +163,12 @@ inline void validate(const Config& c) {
   require(c.convolution_width >= 2 && c.convolution_width <= kMostTaps, "model: short convolutions of width ",
           c.convolution_width, " are not supported; 2 to ", kMostTaps, " are");
   if (c.has_delta_rule()) {
-    for (Index n : {c.delta_key_heads, c.delta_value_heads, c.delta_key_dim, c.delta_value_dim})
-      require(n > 0 && n <= kMostDelta, "model: a delta rule cannot have ", n, " heads, or heads of this width; 1 to ",
-              kMostDelta, " are supported");
+    for (const auto& [n, what] : {std::pair(c.delta_key_heads, "key heads"),
+                                  {c.delta_value_heads, "value heads"},
+                                  {c.delta_key_dim, "numbers in a key"},
+                                  {c.delta_value_dim, "numbers in a value"}})
+      require(n > 0 && n <= kMostDelta, "model: a delta rule cannot have ", n, " ", what, "; 1 to ", kMostDelta,
+              " are supported");
     require(c.delta_value_heads % c.delta_key_heads == 0, "model: ", c.delta_value_heads,
             " value heads of a delta rule cannot share ", c.delta_key_heads, " key heads evenly");
   }

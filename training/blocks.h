@@ -21,6 +21,13 @@ struct BlockSettings {
   explicit operator bool() const { return layers > 0; }
 };
 
+// Whether all blocks of so many layers have the same kinds of layers, so that they can take turns with one optimizer state.
+inline bool blocks_are_alike(const Config& c, Index layers) {
+  for (Index l = layers; l < c.layers; ++l)
+    if (c.mixer(l) != c.mixer(l % layers)) return false;
+  return c.layers % layers == 0;
+}
+
 // The block of a step; steps count from one. Every block has its turn before any has its next.
 inline Index block_of_step(const BlockSettings& s, Index all_layers, Index step) {
   const Index turn = (step - 1) / s.steps, count = ceil_div(all_layers, s.layers), cycle = turn / count;

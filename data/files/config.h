@@ -218,9 +218,9 @@ inline std::string reason_against(const std::string& type) {
       {"they have per-layer embeddings and shared keys and values", {"gemma3n", "gemma3n_text"}},
       {"they are mixtures of experts",
        {"dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "gpt_oss", "jetmoe", "kimi_k2", "llama4",
-        "llama4_text", "minimax", "minimax_m2", "mixtral"}},
-      {"they have layers of linear attention, state spaces or convolutions",
-       {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "qwen3_next",
+        "llama4_text", "minimax", "minimax_m2", "mixtral", "qwen3_next"}},
+      {"they have state spaces, or another kind of linear attention",
+       {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h",
         "recurrent_gemma", "rwkv", "zamba2"}}};
   for (const auto& [reason, types] : reasons)
     if (types.contains(type)) return reason;
