@@ -219,7 +219,8 @@ TEST_F(TrainPart, BlocksTakeTurns) {
                  "stopped-" + optimizer + "/step-000004/model.safetensors");
   }
   expect_refused(train("--blocks 3"), "layers are not a multiple of this");
-  expect_refused("train --family qwen3_5 --layers 8 --blocks 2 --steps 1 --out hybrid", "choose --blocks 4");
+  expect_ok("train --family qwen3_5 --layers 4 --hidden 32 --length 256 --steps 1 --out hybrid");
+  expect_refused("train --model hybrid/last --data data.jsonl --blocks 2 --out refused", "choose --blocks 4");
   expect_refused(train("--blocks 1 --lora 2"), "leave out --lora and --train");
   expect_refused(train("--block-steps 2"), "--block-steps needs --blocks LAYERS");
 }
