@@ -10,7 +10,7 @@
 //
 // The concept Mixer says this in code. A new mixer is a file with two classes like those of model/softmax_attention.h (a
 // description, and what computes), a value of MixerKind, and a line in each of with_mixer, MixerActivations and LayerMixer;
-// if its summary has matrices of other shapes, a field of Summary.
+// if its summary has matrices of other shapes, a field of Summary. docs/contributing.md lists all places.
 #pragma once
 
 #include <concepts>
