@@ -9,7 +9,7 @@
 // anyway, and it obeys the rule as before.
 #pragma once
 
-#include "kernels/delta_heads.h"
+#include "kernels/delta_shape.h"
 #include "model/stream.h"
 
 namespace streambp {
