@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/activation.cuh"
+#include "kernels/cached_convolution.cuh"
 #include "kernels/delta_gates.cuh"
 #include "kernels/delta_rule.cuh"
 #include "kernels/norm.cuh"

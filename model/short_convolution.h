@@ -8,6 +8,7 @@
 // model/tile_edges.h says how ranks share it.
 #pragma once
 
+#include "kernels/cached_convolution.cuh"
 #include "model/linear.h"
 #include "model/parts.h"
 #include "model/stream.h"
