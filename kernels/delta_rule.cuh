@@ -158,14 +158,14 @@ struct DeltaTeam {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kDeltaThreads)
+__global__ void __launch_bounds__(kDeltaThreads, 1)
     delta_rule_kernel(Matrix<T> out, DeltaInput<T> in, DeltaSpan<float> span, Matrix<float> memory) {
   const Index head = blockIdx.x;
   DeltaHeads<DeltaTeam, T>({}, memory.row(head), in, span, head).forward(out);
 }
 
 template <class T>
-__global__ void __launch_bounds__(kDeltaThreads)
+__global__ void __launch_bounds__(kDeltaThreads, 1)
     delta_rule_backward_kernel(DeltaGradient<T> to, Matrix<float> dstates, Matrix<const T> dout, DeltaInput<T> in,
                                DeltaSpan<float> span, Matrix<float> memory) {
   const Index head = blockIdx.x;
