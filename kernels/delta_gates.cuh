@@ -12,11 +12,13 @@ namespace streambp {
 // a, b: a column for each head. a_log, dt: one row.
 template <class T>
 struct DeltaGates {
-  Matrix<const T> a, b, a_log, dt;
-
   using A = Accumulator<T>;
+  Matrix<const T> a, b;
+  Matrix<const A> a_log;
+  Matrix<const T> dt;
+
   STREAMBP_INLINE A beta(Index i, Index h) const { return sigmoid(A(b(i, h))); }
-  STREAMBP_INLINE double rate(Index h) const { return exponential(double(A(a_log(0, h)))); }
+  STREAMBP_INLINE double rate(Index h) const { return exponential(double(a_log(0, h))); }
   STREAMBP_INLINE double input(Index i, Index h) const { return double(A(a(i, h))) + double(A(dt(0, h))); }
   STREAMBP_INLINE A decay(Index i, Index h) const { return static_cast<A>(-rate(h) * softplus(input(i, h))); }
 };

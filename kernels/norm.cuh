@@ -34,10 +34,11 @@ struct NormWeights {
   Matrix<T> weight, bias;
 };
 
-template <class T>
+// W: the type of the weights
+template <class T, class W = T>
 struct NormInput {
   Matrix<const T> x;
-  NormWeights<T> weights;
+  NormWeights<W> weights;
   NormStyle style;
   Index heads = 1;  // rows of x for each row of the stream
 };
@@ -45,8 +46,8 @@ struct NormInput {
 // For each element.
 inline double norm_flops(const NormStyle& style) { return style.centered ? 7 : 4; }
 
-template <class Device, class T>
-void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T>>& in) {
+template <class Device, class T, class W = T>
+void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T, W>>& in) {
   require_shape("norm", "input", in.x, y.rows, y.cols);
   if (in.weights.weight) require_shape("norm", "weight", in.weights.weight, 1, y.cols);
   if (in.weights.bias) require_shape("norm", "bias", in.weights.bias, 1, y.cols);
@@ -56,9 +57,9 @@ void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T>>& in
 
 // With Update::assign, dx may alias dy or x. Gradients of weights are summed in one or several lanes. Empty ones are not
 // computed: their weights are frozen.
-template <class Device, class T, class G>
+template <class Device, class T, class W = T, class G>
 void norm_backward(Device& dev, Matrix<T> dx, const NormWeights<G>& dweights, Input<T> dy,
-                   const std::type_identity_t<NormInput<T>>& in, Update update) {
+                   const std::type_identity_t<NormInput<T, W>>& in, Update update) {
   const Index rows = in.x.rows, cols = in.x.cols, groups = ceil_div(rows, kGroup);
   require_shape("norm backward", "dy", dy, rows, cols);
   require_shape("norm backward", "dx", dx, rows, cols);
@@ -99,12 +100,12 @@ NormStatistics<Accumulator<T>> norm_statistics(const T* x, Index n, const NormSt
   return {static_cast<A>(mean), static_cast<A>(1 / std::sqrt(squares / count + style.eps))};
 }
 
-template <class T, class U>
-void norm_row(T* to, const U* from, Index n, const NormWeights<T>& weights, const NormStyle& style) {
+template <class T, class U, class W>
+void norm_row(T* to, const U* from, Index n, const NormWeights<W>& weights, const NormStyle& style) {
   using A = Accumulator<T>;
   const NormStatistics<A> row = norm_statistics(from, n, style);
   const A offset = static_cast<A>(style.offset);
-  const T *w = weights.weight.data, *b = weights.bias.data;
+  const W *w = weights.weight.data, *b = weights.bias.data;
   const auto standard = [=](Index j) { return (A(from[j]) - row.mean) * row.scale; };
   const auto scaled = [=](Index j) { return standard(j) * (offset + A(w[j])); };
   // a loop for each case: a choice within one would become a masked load from address 0, which is slow
@@ -122,9 +123,9 @@ void norm_row(T* to, const U* from, Index n, const NormWeights<T>& weights, cons
 
 // The backward pass of kGroup rows. factor(j): what column j is multiplied by. Writes their sums for dweight and dbias to a
 // row, or nothing if that is null.
-template <class T, class G, class F>
-void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy, const NormInput<T>& in, Update update,
-                         F&& factor) {
+template <class T, class W, class G, class F>
+void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy, const NormInput<T, W>& in,
+                         Update update, F&& factor) {
   using A = Accumulator<T>;
   const Matrix<const T> x = in.x;
   if (dweight_sum) std::fill_n(dweight_sum, x.cols, G(0));
@@ -155,25 +156,25 @@ void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy
 
 }  // namespace cpu
 
-template <class T>
-void compute_norm(Cpu&, Matrix<T> y, const NormInput<T>& in) {
+template <class T, class W>
+void compute_norm(Cpu&, Matrix<T> y, const NormInput<T, W>& in) {
 #pragma omp parallel for if (y.size() > kWorthThreads)
   for (Index i = 0; i < y.rows; ++i) cpu::norm_row(y.row(i), in.x.row(i), y.cols, in.weights, in.style);
 }
 
-template <class T, class G>
-void compute_norm_backward(Cpu&, Matrix<T> dx, const NormWeights<G>& group_sums, Input<T> dy, const NormInput<T>& in,
+template <class T, class W, class G>
+void compute_norm_backward(Cpu&, Matrix<T> dx, const NormWeights<G>& group_sums, Input<T> dy, const NormInput<T, W>& in,
                            Update update) {
   using A = Accumulator<T>;
   const A offset = static_cast<A>(in.style.offset);
-  const T* w = in.weights.weight.data;
+  const W* w = in.weights.weight.data;
 #pragma omp parallel for
   for (Index g = 0; g < ceil_div(in.x.rows, kGroup); ++g) {
     const Rows rows = piece(g, kGroup, in.x.rows);
     const auto row = [=](Matrix<G> sums) { return sums ? sums.row(g) : nullptr; };
     const auto compute = [&](auto factor) {
-      cpu::norm_backward_group<T>(dx.slice(rows), row(group_sums.weight), row(group_sums.bias), dy.slice(rows),
-                                  {in.x.slice(rows), in.weights, in.style}, update, factor);
+      cpu::norm_backward_group<T, W>(dx.slice(rows), row(group_sums.weight), row(group_sums.bias), dy.slice(rows),
+                                     {in.x.slice(rows), in.weights, in.style}, update, factor);
     };
     w ? compute([=](Index j) { return offset + A(w[j]); }) : compute([](Index) { return A(1); });
   }
@@ -207,8 +208,8 @@ __device__ NormStatistics<float> norm_statistics(const T* x, Index n, const Norm
 }
 
 // What elements j .. j + N of a row are multiplied by.
-template <int N, class T>
-__device__ Floats<N> norm_factors(const NormWeights<T>& weights, float offset, Index j) {
+template <int N, class W>
+__device__ Floats<N> norm_factors(const NormWeights<W>& weights, float offset, Index j) {
   auto factors = weights.weight ? load<N>(weights.weight.data + j) : Floats<N>();
   for (float& x : factors.x) x = weights.weight ? offset + x : 1;
   return factors;
@@ -216,8 +217,8 @@ __device__ Floats<N> norm_factors(const NormWeights<T>& weights, float offset, I
 
 // Elements j .. j + N of a row, normed. Fused multiply-adds are explicit, so that norm_kernel and rope_kernel compute the
 // same bits.
-template <int N, class T>
-__device__ Floats<N> normed(Floats<N> x, Index j, const NormStatistics<float>& row, const NormWeights<T>& weights,
+template <int N, class W>
+__device__ Floats<N> normed(Floats<N> x, Index j, const NormStatistics<float>& row, const NormWeights<W>& weights,
                             const NormStyle& style) {
   const auto factors = norm_factors<N>(weights, static_cast<float>(style.offset), j);
   const auto b = weights.bias ? load<N>(weights.bias.data + j) : Floats<N>();
@@ -228,8 +229,8 @@ __device__ Floats<N> normed(Floats<N> x, Index j, const NormStatistics<float>& r
 }
 
 // One warp per row.
-template <int N, class T>
-__global__ void __launch_bounds__(kThreads) norm_kernel(Matrix<T> y, NormInput<T> in) {
+template <int N, class T, class W>
+__global__ void __launch_bounds__(kThreads) norm_kernel(Matrix<T> y, NormInput<T, W> in) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const Index i = static_cast<Index>(blockIdx.x) * (kThreads / kWarp) + warp, n = in.x.cols;
   if (i >= in.x.rows) return;
@@ -257,10 +258,10 @@ constexpr int kRowsAtOnce = 4, kNormThreads = 512;
 
 // The backward pass of kRowsAtOnce rows, starting at `begin`, by a thread block. Several rows at once keep
 // enough loads in flight. A thread handles the same columns of every row: first, first + step, ...
-template <int N, class T>
+template <int N, class T, class W>
 struct NormBackwardRows {
   static constexpr int R = kRowsAtOnce;
-  const NormInput<T>& in;
+  const NormInput<T, W>& in;
   Matrix<const T> dy;
   Index begin, end, first, step;
   float offset;
@@ -333,9 +334,9 @@ struct NormBackwardRows {
 };
 
 // One thread block per kGroup rows. Their sums for dweight and dbias, where wanted, are in shared memory.
-template <int N, class T>
+template <int N, class T, class W>
 __global__ void __launch_bounds__(kNormThreads, 2)
-    norm_backward_kernel(Matrix<T> dx, NormWeights<float> group_sums, Matrix<const T> dy, NormInput<T> in,
+    norm_backward_kernel(Matrix<T> dx, NormWeights<float> group_sums, Matrix<const T> dy, NormInput<T, W> in,
                          Update update) {
   const Index n = in.x.cols, first = static_cast<Index>(threadIdx.x) * N, step = static_cast<Index>(blockDim.x) * N;
   const bool with_weight = static_cast<bool>(group_sums.weight), with_bias = static_cast<bool>(group_sums.bias);
@@ -349,7 +350,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   }
   const Rows group = piece(blockIdx.x, kGroup, in.x.rows);
   for (Index begin = group.begin; begin < group.end; begin += kRowsAtOnce) {
-    NormBackwardRows<N, T> rows{in, dy, begin, group.end, first, step, static_cast<float>(in.style.offset)};
+    NormBackwardRows<N, T, W> rows{in, dy, begin, group.end, first, step, static_cast<float>(in.style.offset)};
     rows.compute_statistics(scratch);
     rows.write(dx, update, dweight_sum, dbias_sum);
   }
@@ -361,23 +362,23 @@ __global__ void __launch_bounds__(kNormThreads, 2)
 
 }  // namespace cuda
 
-template <class T>
-void compute_norm(Cuda& dev, Matrix<T> y, const NormInput<T>& in) {
+template <class T, class W>
+void compute_norm(Cuda& dev, Matrix<T> y, const NormInput<T, W>& in) {
   const bool packed = cuda::packable(y, in.x, in.weights.weight, in.weights.bias);
-  const auto kernel = packed ? cuda::norm_kernel<cuda::kPack, T> : cuda::norm_kernel<1, T>;
+  const auto kernel = packed ? cuda::norm_kernel<cuda::kPack, T, W> : cuda::norm_kernel<1, T, W>;
   const Index blocks = ceil_div(y.rows, cuda::kThreads / cuda::kWarp);
   cuda::launch(dev, kernel, cuda::grid_of(blocks), cuda::kThreads, 0, y, in);
 }
 
-template <class T>
+template <class T, class W>
 void compute_norm_backward(Cuda& dev, Matrix<T> dx, const NormWeights<float>& group_sums, Input<T> dy,
-                           const NormInput<T>& in, Update update) {
+                           const NormInput<T, W>& in, Update update) {
   const Index cols = in.x.cols;
   const bool packed = cuda::packable(dx, group_sums.weight, group_sums.bias, dy, in.x, in.weights.weight);
   const Index pack = !packed ? 1 : cols < cuda::kWarp * cuda::kPack ? 4 : cuda::kPack;  // a head has work for all lanes
-  const auto kernel = pack == 1   ? cuda::norm_backward_kernel<1, T>
-                      : pack == 4 ? cuda::norm_backward_kernel<4, T>
-                                  : cuda::norm_backward_kernel<cuda::kPack, T>;
+  const auto kernel = pack == 1   ? cuda::norm_backward_kernel<1, T, W>
+                      : pack == 4 ? cuda::norm_backward_kernel<4, T, W>
+                                  : cuda::norm_backward_kernel<cuda::kPack, T, W>;
   const Index threads = least(cuda::kNormThreads, round_up(ceil_div(cols, pack), cuda::kWarp));
   const Index sums = (group_sums.weight ? 1 : 0) + (group_sums.bias ? 1 : 0);
   const Index shared = sums * cols + threads / cuda::kWarp * 3 * cuda::kRowsAtOnce;

@@ -32,23 +32,26 @@ class OffloadedWeights {
  public:
   OffloadedWeights(Device& dev, Model<T>& model) : dev_(dev), model_(model) {
     file_.emplace(temporary_directory(), for_each_weight([](auto, std::size_t) {}));
-    for_each_weight([&](auto m, std::size_t offset) {
-      const std::vector<T> numbers = to_host(dev_, m);
+    for_each_weight([&]<template <class> class M, class U>(M<U> m, std::size_t offset) {
+      const std::vector<U> numbers = to_host(dev_, m);
       file_->wait(file_->start({offset, bytes(m), reinterpret_cast<const std::byte*>(numbers.data()), nullptr}));
     });
   }
 
   // Brings the weights back to the device.
   void restore() {
-    for_each_weight([&](auto m, std::size_t offset) {
-      std::vector<T> numbers(static_cast<std::size_t>(m.size()));
+    for_each_weight([&]<template <class> class M, class U>(M<U> m, std::size_t offset) {
+      std::vector<U> numbers(static_cast<std::size_t>(m.size()));
       file_->wait(file_->start({offset, bytes(m), nullptr, reinterpret_cast<std::byte*>(numbers.data())}));
       dev_.upload(m, numbers.data());
     });
   }
 
  private:
-  static std::size_t bytes(const auto& m) { return static_cast<std::size_t>(m.size()) * sizeof(T); }
+  template <template <class> class M, class U>
+  static std::size_t bytes(const M<U>& m) {
+    return static_cast<std::size_t>(m.size()) * sizeof(U);
+  }
 
   // Calls f(weight, its offset in the file). Returns the size of the file.
   template <class F>

@@ -78,8 +78,10 @@ class SectionSums {
     }
     if (direct_ || !micro_batch_.exists()) return;
     std::vector<Matrix<A>> all;
-    for (const auto& [p, matrix, quantised, far] : sums_)
-      all.push_back(*matrix = allocate<A>(dev, ranks.lanes * p.rows, p.cols, Kind::sums));
+    for (const Entry<A>& e : sums_) {
+      const Parameter& p = e.parameter;
+      all.push_back(*e.matrix = allocate<A>(dev, ranks.lanes * p.rows, p.cols, Kind::sums));
+    }
     zero(dev, all);
   }
   SectionSums(const SectionSums&) = delete;
@@ -111,7 +113,9 @@ class SectionSums {
       const bool far = place == Place::far && e.far, first = far && !e.is_far();
       first_.push_back(first);
       if (first) *e.far = allocate_far<G>(dev_, rows, cols, Kind::gradients, End::top);
-      if (!far && !*e.matrix) opened.push_back(*e.matrix = allocate<G>(dev_, rows, cols, Kind::gradients, End::top));
+      if (far) continue;
+      if (e.wide && !*e.wide) zero(dev_, *e.wide = allocate<A>(dev_, rows, cols, Kind::gradients, End::top));
+      if (!e.wide && !*e.matrix) opened.push_back(*e.matrix = allocate<G>(dev_, rows, cols, Kind::gradients, End::top));
     }
     zero(dev_, opened);
   }
@@ -145,8 +149,10 @@ class SectionSums {
       for (std::size_t lane = 1; lane < lanes_of_stream; ++lane) add_each(of_ranks[rank], of_ranks[rank + lane]);
       std::vector<Operands<G, A>> near;
       for (std::size_t i = 0; i < gradient_.size(); ++i)
-        if (!gradient_[i].is_far()) near.push_back({*gradient_[i].matrix, of_ranks[rank][i]});
+        if (!gradient_[i].is_far() && !gradient_[i].wide) near.push_back({*gradient_[i].matrix, of_ranks[rank][i]});
       add(dev_, near);
+      for (std::size_t i = 0; i < gradient_.size(); ++i)
+        if (gradient_[i].wide) add(dev_, *gradient_[i].wide, of_ranks[rank][i]);
     }
     for (std::size_t i = 0; i < gradient_.size(); ++i) {
       if (!gradient_[i].is_far()) continue;

@@ -98,13 +98,13 @@ class Weights {
     const Table<T> mine = layer_table(model_.config, layer, stored);
     for (std::size_t i = 0; i < whole.size(); ++i) {
       const Parameter& p = whole[i].parameter;
+      if (!mine[i].is_far()) continue;
       const Matrix<T> m = *whole[i].matrix;
-      if (mine[i].is_far())
-        slot.copies.push_back(dev_.get(model_.in_shards(p) ? m.slice(shard(p.rows, model_.shards)) : m, *mine[i].far));
+      slot.copies.push_back(dev_.get(model_.in_shards(p) ? m.slice(shard(p.rows, model_.shards)) : m, *mine[i].far));
     }
     if (model_.shards.size == 1) return slot;
     wait_for(slot.copies);
-    start_exchange(dev_, "gather weights", model_.shards, gathering(without_adapters(whole), without_adapters(mine)));
+    start_exchange(dev_, "gather weights", model_.shards, gathering(whole, mine));
     arriving_ = true;
     return slot;
   }
@@ -120,9 +120,10 @@ class Weights {
   // they take.
   Index place(const Table<T>& table, Matrix<T> memory) const {
     Index used = 0;
-    for (const auto& [p, matrix, quantised, far] : table) {
-      if (!quantised && !model_.in_shards(p) && !(far && far->cols > 0)) continue;
-      if (memory) *matrix = memory.columns(used, p.rows * p.cols).reshape(p.cols);
+    for (const Entry<T>& e : table) {
+      const Parameter& p = e.parameter;
+      if (!e.quantised && !model_.in_shards(p) && !e.is_far()) continue;
+      if (memory) *e.matrix = memory.columns(used, p.rows * p.cols).reshape(p.cols);
       used += round_up(p.rows * p.cols, static_cast<Index>(Arena::kAlignment / sizeof(T)));
     }
     return used;
@@ -141,13 +142,14 @@ class Weights {
 
   // Puts this rank's rows in their place among all rows. Returns the messages that complete them.
   Transfers gathering(const Table<T>& whole, const Table<T>& mine) const {
-    std::vector<Matrix<T>> matrices;
+    Transfers transfers;
     for (std::size_t i = 0; i < whole.size(); ++i) {
+      if (!model_.in_shards(whole[i].parameter)) continue;
       const Matrix<T> m = *whole[i].matrix;
       if (*mine[i].matrix) dev_.copy(m.slice(shard(m.rows, model_.shards)), *mine[i].matrix);
-      matrices.push_back(m);
+      transfers = shared_rows(model_.shards, m, std::move(transfers));
     }
-    return shared_rows(model_.shards, matrices);
+    return transfers;
   }
 
   Device& dev_;

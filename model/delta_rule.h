@@ -61,9 +61,9 @@ struct DeltaRule {
     rows.linear("attention", w.z, names.z, {values, d}, Init::normal, false);
     rows.linear("attention", w.beta, names.beta, {heads, d}, Init::normal, false);
     rows.linear("attention", w.decay, names.decay, {heads, d}, Init::normal, false);
-    rows.row(w.a_log, names.a_log, "", {1, heads}, Init::log_uniform);
+    rows.row(w.a_log, names.a_log, "", {1, heads}, Init::log_uniform).wide = true;
     rows.row(w.dt_bias, names.dt_bias, "", {1, heads}, Init::ones);
-    rows.row(w.output_norm.weight, names.output_norm, ".weight", {1, c.delta_value_dim}, Init::ones);
+    rows.row(w.output_norm.weight, names.output_norm, ".weight", {1, c.delta_value_dim}, Init::ones).wide = true;
     rows.linear("attention", w.o, names.delta_out, {d, values}, Init::residual, false);
   }
 
@@ -184,7 +184,7 @@ class GatedDeltaRule {
     linear_backward(dev, dgated, a.gated, {Back{g.o, dy, w.o}}, Update::assign);
     const auto [dz, dnormed] = activation_backward(dev, Mlp::swiglu, a.z, a.normed, dgated);
     const Matrix<T> dmixed = dgated;  // the same memory
-    norm_backward(dev, heads_of(dmixed), g.output_norm, heads_of(dnormed), norm_input(a), Update::assign);
+    norm_backward<Device, T, A>(dev, heads_of(dmixed), g.output_norm, heads_of(dnormed), norm_input(a), Update::assign);
     const Matrix<T> da = a.a, db = a.b;  // the same memory
     rule_backward(g, da, db, dqkv, dmixed, dpast, chunk);
     const auto in = convolution_of(a, chunk.at, chunk.past);
@@ -226,7 +226,7 @@ class GatedDeltaRule {
     norm_and_gate(a);
   }
   void norm_and_gate(const Activations& a) {
-    norm(dev, heads_of(a.normed), norm_input(a));
+    norm<Device, T, A>(dev, heads_of(a.normed), norm_input(a));
     activation(dev, Mlp::swiglu, a.gated, a.z, a.normed);
   }
 
@@ -296,7 +296,7 @@ class GatedDeltaRule {
   }
   // A row for each value head.
   Matrix<T> heads_of(Matrix<T> x) const { return x.reshape(c.delta_value_dim); }
-  NormInput<T> norm_input(const Activations& a) const {
+  NormInput<T, A> norm_input(const Activations& a) const {
     return {heads_of(a.mixed.rows), w.output_norm, {.eps = c.norm_eps}, c.delta_value_heads};
   }
   Matrix<T> matrix(Index rows, Index cols) { return allocate<T>(dev, rows, cols, Kind::chunk); }

@@ -75,7 +75,8 @@ Table<T> table(const Config& c, Tensors<T>& w) {
 template <class Device, class T>
 void allocate(Device& dev, const Table<T>& rows, Kind kind, const Group& ranks = {}) {
   for (const Entry<T>& e : rows) {
-    *e.matrix = allocate<T>(dev, shard(e.parameter.rows, ranks).size(), e.parameter.cols, kind);
+    const Index rows_of_rank = shard(e.parameter.rows, ranks).size();
+    e.with_near([&]<class U>(Matrix<U>& m) { m = allocate<U>(dev, rows_of_rank, e.parameter.cols, kind); });
   }
 }
 
@@ -92,9 +93,10 @@ template <class T>
 struct Model {
   Config config;
   Tensors<T> weights;
-  Group shards = {};  // the ranks that share the weights: each has some rows of every tensor, but all of the adapters
+  Group shards =
+      {};  // the ranks that share the weights: each has some rows of every tensor, but all of the replicated ones
   Place place = Place::near;  // of the matrices of layers
-  bool in_shards(const Parameter& p) const { return shards.size > 1 && !p.adapter(); }
+  bool in_shards(const Parameter& p) const { return shards.size > 1 && !p.replicated(); }
 };
 
 // Allocates the weights of a model.
@@ -102,7 +104,7 @@ template <class Device, class T>
 void allocate_weights(Device& dev, Model<T>& model) {
   const Table<T> all = table(model.config, model.weights);
   const auto is_far = [&](const Entry<T>& e) { return model.place == Place::far && e.far && !e.quantised; };
-  Table<T> near = plain(without_adapters(all));
+  Table<T> near = plain(rows_where(all, [](const Parameter& p) { return !p.replicated(); }));
   std::erase_if(near, is_far);
   allocate(dev, near, Kind::weights, model.shards);
   for (const Entry<T>& e : all) {
@@ -110,7 +112,7 @@ void allocate_weights(Device& dev, Model<T>& model) {
     if (e.quantised) *e.quantised = allocate_nf4(dev, p.rows * p.cols, model.config.plain_scales ? 1 : kNf4Blocks);
     if (is_far(e)) *e.far = allocate_far<T>(dev, shard(p.rows, model.shards).size(), p.cols, Kind::weights);
   }
-  allocate(dev, adapters(all), Kind::weights);
+  allocate(dev, rows_where(all, [](const Parameter& p) { return p.replicated(); }), Kind::weights);
 }
 
 // The initial values of a parameter. `spread` adds normal noise with this standard deviation, so that none has a special

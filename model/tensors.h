@@ -28,10 +28,12 @@ struct Parameter {
   bool per_channel = false;  // a filter for each row; in files, (rows x 1 x cols)
   bool in_layer = false;     // else of the embedding, the last norm or the head
   Index turn = 0;            // in files, the parts of a tensor take turns, so many rows each; 0: one follows the other
+  bool wide = false;         // few numbers, in float32 at least
 
   bool vector() const { return init == Init::ones || init == Init::zeros || init == Init::log_uniform; }
   Index length() const { return vector() ? cols : rows; }
   bool adapter() const { return init == Init::adapter_a || init == Init::adapter_b; }
+  bool replicated() const { return adapter() || wide; }  // never in shards of ranks
 };
 
 // The tensors of a layer. Tensors that the model does not have stay empty.
@@ -44,8 +46,9 @@ struct Layer {
   Matrix<T> taps;
   Linear<T> attention_gate;
   Linear<T> qkv, z, beta, decay;  // of a gated delta rule
-  Matrix<T> a_log, dt_bias;
-  NormWeights<T> output_norm;
+  Matrix<Accumulator<T>> a_log;
+  Matrix<T> dt_bias;
+  NormWeights<Accumulator<T>> output_norm;
 
   // Where q, k and v are one tensor in files, as in GPT-2, their adapters share q's a; so do q and attention's gate in
   // Qwen3.5, gate and up in Phi-3, and b, c and x of a convolution.
@@ -83,13 +86,24 @@ struct Entry {
   Parameter parameter;
   Matrix<T>* matrix;
   Nf4* quantised = nullptr;
-  FarMatrix<T>* far = nullptr;  // where it can be far
+  FarMatrix<T>* far = nullptr;             // where it can be far
+  Matrix<Accumulator<T>>* wide = nullptr;  // instead of `matrix`, where the type differs
 
   bool is_far() const { return far && far->cols > 0; }
+  // Calls f with the matrix in near memory.
+  template <class F>
+  auto with_near(F&& f) const {
+    return wide ? f(*wide) : f(*matrix);
+  }
+  // The matrix of a wide parameter.
+  Matrix<Accumulator<T>>& wide_matrix() const {
+    if constexpr (std::is_same_v<T, Accumulator<T>>) return *matrix;
+    return *wide;
+  }
   // Calls f with the matrix, near or far.
   template <class F>
   auto with_matrix(F&& f) const {
-    return is_far() ? f(*far) : f(*matrix);
+    return is_far() ? f(*far) : with_near(f);
   }
 };
 template <class T>
@@ -129,12 +143,19 @@ struct Section {
   const std::string prefix = "";
   Table<T> table = {};
 
-  Parameter& row(Matrix<T>& w, const std::string& module, const char* tensor, TensorShape shape, Init init) {
+  template <class U>
+  Parameter& row(Matrix<U>& w, const std::string& module, const char* tensor, TensorShape shape, Init init) {
     Parameter p = {prefix + module + tensor, shape.rows, shape.cols, init};
     p.in_layer = !prefix.empty();
     for (const Entry<T>& e : table) p.part += e.parameter.name == p.name;
     p.trained = p.adapter() || !c.trained || c.trained->contains(p.name);
-    return table.emplace_back(Entry<T>{p, &w}).parameter;
+    Entry<T> entry = {p, nullptr};
+    if constexpr (std::is_same_v<U, T>) {
+      entry.matrix = &w;
+    } else {
+      entry.wide = &w;
+    }
+    return table.emplace_back(entry).parameter;
   }
   // In files, the parts of this linear layer take turns.
   void take_turns(const std::string& module, Index turn) {

@@ -31,16 +31,13 @@ void exchange(Device& dev, const char* name, const Group& group, const Transfers
   if constexpr (Device::computes) group.transport->start(transfers), group.transport->finish();
 }
 
-// Every rank has its shard of the rows of each matrix, and gets the others.
+// Every rank has its shard of the rows of a matrix, and gets the others. Adds to other transfers.
 template <class T>
-Transfers shared_rows(const Group& group, const std::vector<Matrix<T>>& matrices) {
-  Transfers transfers;
-  for (const Matrix<T>& m : matrices) {
-    for (Index peer = 0; peer < group.size; ++peer) {
-      if (peer == group.rank) continue;
-      transfers.send(peer, m.slice(shard(m.rows, group)));
-      transfers.receive(peer, m.slice(shard(m.rows, group, peer)));
-    }
+Transfers shared_rows(const Group& group, Matrix<T> m, Transfers transfers = {}) {
+  for (Index peer = 0; peer < group.size; ++peer) {
+    if (peer == group.rank) continue;
+    transfers.send(peer, m.slice(shard(m.rows, group)));
+    transfers.receive(peer, m.slice(shard(m.rows, group, peer)));
   }
   return transfers;
 }

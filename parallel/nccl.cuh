@@ -74,7 +74,7 @@ class NcclTransport : public Transport {
   void greet() {
     const Block block(static_cast<std::size_t>(hosts_.size));
     const Matrix<std::byte> bytes = {block.data, hosts_.size, 1};
-    start(shared_rows<std::byte>(hosts_, {bytes}));
+    start(shared_rows(hosts_, bytes));
     STREAMBP_CHECK(cudaStreamSynchronize(stream_));
   }
 

@@ -266,8 +266,8 @@ Result gradient(const Config& c, Tensors<T>& weights, const TokenBatch& batch, c
   result.loss = loss.value;
   for (Index t = 0; t < logp.rows; ++t) logp(t, 0).grad = loss.w.at(t);
   tape.backward();
-  for (const auto& [parameter, matrix, quantised, far] : table(c, copies)) {
-    for (Index n = 0; n < matrix->size(); ++n) result.gradient[key(parameter)].push_back(matrix->data[n].grad);
+  for (const Entry<Number>& e : table(c, copies)) {
+    for (Index n = 0; n < e.matrix->size(); ++n) result.gradient[key(e.parameter)].push_back(e.matrix->data[n].grad);
   }
   return result;
 }

@@ -84,7 +84,7 @@ TEST_F(GpuRanks, MemoryOfTheConnectionIsMeasured) {
     const auto numbers = allocate<float>(dev, 2, 1, Kind::chunk);
     const auto rank = static_cast<float>(ranks.all.rank);
     dev.upload(numbers.slice(shard(2, ranks.all)), &rank);
-    exchange(dev, "share", connection.ranks.all, shared_rows<float>(connection.ranks.all, {numbers}));
+    exchange(dev, "share", connection.ranks.all, shared_rows(connection.ranks.all, numbers));
     EXPECT_EQ(to_host(dev, numbers), std::vector<float>({0, 1}));
     connection.close();
   });
@@ -103,7 +103,7 @@ TEST_F(GpuRanks, FailTogether) {
       if (ranks.all.rank == 1) fail("the first failure");
       const auto numbers = allocate<float>(dev, 64, 64, Kind::chunk);
       zero(dev, numbers);
-      exchange(dev, "share", connection.ranks.all, shared_rows<float>(connection.ranks.all, {numbers}));
+      exchange(dev, "share", connection.ranks.all, shared_rows(connection.ranks.all, numbers));
       const std::string said = error_of([&] { dev.synchronize(); });
       EXPECT_PRED2(contains, said, "the connection to another GPU has failed");
       failed += !said.empty();

@@ -84,8 +84,11 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   }
   std::vector<std::vector<double>> weights;
   for (const auto& e : table(task.config, trainer.model.weights)) {
-    const std::vector<T> rows = e.with_matrix([&](auto m) { return rows_on_all<T>(dev, trainer.model.shards, m); });
-    weights.emplace_back(rows.begin(), rows.end());
+    const Group group = trainer.model.in_shards(e.parameter) ? trainer.model.shards : Group{};
+    e.with_matrix([&]<template <class> class M, class U>(M<U> m) {
+      const std::vector<U> rows = rows_on_all<U>(dev, group, m);
+      weights.emplace_back(rows.begin(), rows.end());
+    });
   }
   trained.weights.emplace(task.config, std::move(weights));
   const std::string what = std::string(name(task.mode)) + ", rank " + std::to_string(ranks.all.rank);

@@ -186,8 +186,10 @@ template <class Device, class T>
 HostGradient host_gradient(Device& dev, const Config& c, Tensors<T>& gradient) {
   std::vector<std::vector<double>> values;
   for (const Entry<T>& e : trained(table(c, gradient))) {
-    const std::vector<T> numbers = e.with_matrix([&](auto m) { return to_host(dev, m); });
-    values.emplace_back(numbers.begin(), numbers.end());
+    e.with_matrix([&](auto m) {
+      const auto numbers = to_host(dev, m);
+      values.emplace_back(numbers.begin(), numbers.end());
+    });
   }
   return {c, std::move(values)};
 }

@@ -189,7 +189,7 @@ class QuantisedDirectory : public TemporaryDirectory {
     for (const Entry<float>& e : table(config_, trainer.model.weights)) {
       const Parameter& p = e.parameter;
       if (!e.quantised) {
-        write_tensor(dev, writer, p.name, Table<float>{e});
+        write_tensor(dev, writer, p.name, Table<float>{e}, "F32");
         continue;
       }
       const Nf4Numbers& n = kept.emplace_back(Nf4Numbers{

@@ -18,10 +18,11 @@ void expect_no_worse_than_pytorch(auto... device_settings) {
     auto weights = [&](auto& dev, auto& model) {
       golden.weights()(dev, model);
       for (auto& e : table(model.config, model.weights)) {
-        auto values = to_host(dev, *e.matrix);
-        using T = typename decltype(values)::value_type;
-        for (T& x : values) x = static_cast<T>(static_cast<float>(BFloat16(static_cast<float>(x))));
-        dev.upload(*e.matrix, values.data());
+        e.with_near([&]<class T>(Matrix<T> m) {
+          std::vector<T> values = to_host(dev, m);
+          for (T& x : values) x = static_cast<T>(static_cast<float>(BFloat16(static_cast<float>(x))));
+          dev.upload(m, values.data());
+        });
       }
     };
     const Schedule schedule = Schedule::stream(kTile, kTile);

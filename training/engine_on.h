@@ -66,9 +66,10 @@ class EngineOn : public Engine {
   void round_weights() override {
     for (auto& e : table(trainer.model.config, trainer.model.weights)) {
       if (e.quantised) e.quantised->type = Nf4Type::bf16;
-      e.with_matrix([&](auto m) {
-        std::vector<T> values = to_host(dev, m);
-        for (T& x : values) x = static_cast<T>(static_cast<float>(BFloat16(static_cast<float>(x))));
+      e.with_matrix([&]<template <class> class M, class U>(M<U> m) {
+        std::vector<U> values = to_host(dev, m);
+        const auto rounded = [&](float x) { return e.parameter.wide ? x : static_cast<float>(BFloat16(x)); };
+        for (U& x : values) x = static_cast<U>(rounded(static_cast<float>(x)));
         dev.upload(m, values.data());
       });
     }
@@ -127,10 +128,12 @@ class EngineOn : public Engine {
   void on_host(const Table<U>& tensors, F&& ranks_of, const OnTensor& f) {
     for (const Entry<U>& e : tensors) {
       const Parameter& p = e.parameter;
-      const std::vector<U> numbers = e.quantised
-                                         ? dequantised_on_host<U>(dev, *e.quantised, p.rows * p.cols)
-                                         : e.with_matrix([&](auto m) { return rows_on_all<U>(dev, ranks_of(p), m); });
-      f({numbers.begin(), numbers.end()});
+      const auto call = [&](const auto& numbers) { f({numbers.begin(), numbers.end()}); };
+      if (e.quantised) {
+        call(dequantised_on_host<U>(dev, *e.quantised, p.rows * p.cols));
+      } else {
+        e.with_matrix([&]<template <class> class M, class V>(M<V> m) { call(rows_on_all<V>(dev, ranks_of(p), m)); });
+      }
     }
   }
 

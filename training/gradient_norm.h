@@ -38,8 +38,13 @@ GradientNorm global_norm(Device& dev, const Config& c, Tensors<G>& gradient, con
   std::vector<RowSquares<G>> near;
   for (const Entry<G>& e : entries) {
     const auto of_rows = sums.columns(first, rows_of(e));
-    if (e.is_far()) far_row_squares(dev, of_rows, *e.far);
-    if (!e.is_far()) near.push_back({of_rows, *e.matrix});
+    if (e.is_far()) {
+      far_row_squares(dev, of_rows, *e.far);
+    } else if (e.wide) {
+      row_squares(dev, of_rows, *e.wide);
+    } else {
+      near.push_back({of_rows, *e.matrix});
+    }
     first += rows_of(e);
   }
   row_squares(dev, near);

@@ -57,7 +57,7 @@ double link_rate(Device& dev, const Group& group) {
   for (const auto& of_rank : gather_on_host(group, std::vector<Index>{left})) left = std::min(left, of_rank[0]);
   const auto m = allocate<float>(dev, group.size, std::min(left / (2 * group.size), Index{1} << 22), Kind::chunk);
   zero(dev, m);
-  const Transfers transfers = shared_rows<float>(group, {m});
+  const Transfers transfers = shared_rows(group, m);
   const auto send = [&] { group.transport->start(transfers), group.transport->finish(); };
   return bytes_sent(transfers) / shortest_seconds(dev, 6, send);
 }

@@ -77,6 +77,8 @@ struct Updated {
   Matrix<T> weight;
   Matrix<G> gradient;  // empty before the first update
   OptimizerStep settings;
+  Matrix<Accumulator<T>> wide_weight = {};  // instead, of a wide parameter
+  Matrix<Accumulator<G>> wide_gradient = {};
   FarMatrix<T> far_weight = {};  // if they are in far memory, where the weight and the gradient come from
   FarMatrix<G> far_gradient = {};
   std::vector<std::byte*> fetched = {};  // the rows of each state, if it is in far memory
@@ -120,10 +122,12 @@ class Optimizer {
   void update(Device& dev, Model<T>& model, Tensors<G>& gradient, const OptimizerStep& settings) {
     in_rounds(dev, rounds(shards(model, &gradient, settings)), Fetch::yes,
               [&](const Round& round) { update(dev, round); });
-    std::vector<Matrix<T>> shared;  // replicated on all ranks
-    for (const auto& e : trained(table(model.config, model.weights)))
-      if (!model.in_shards(e.parameter)) shared.push_back(*e.matrix);
-    if (ranks.size > 1 && !shared.empty()) exchange(dev, "share weights", ranks, shared_rows(ranks, shared));
+    Table<T> replicated = trained(table(model.config, model.weights));
+    std::erase_if(replicated, [&](const Entry<T>& e) { return model.in_shards(e.parameter); });
+    Transfers transfers;
+    for (const Entry<T>& e : replicated)
+      e.with_near([&](auto m) { transfers = shared_rows(ranks, m, std::move(transfers)); });
+    if (ranks.size > 1 && !replicated.empty()) exchange(dev, "share weights", ranks, transfers);
   }
 
   // Calls f(name, table) for every state.
@@ -170,6 +174,7 @@ class Optimizer {
       part.rows = {begin, least(begin + kFarRows, u.rows.end)};
       slice(part.weight, part.rows), slice(part.gradient, part.rows);
       slice(part.far_weight, part.rows), slice(part.far_gradient, part.rows);
+      slice(part.wide_weight, part.rows), slice(part.wide_gradient, part.rows);
       part.settings.first_row += begin;
     }
     return parts;
@@ -184,7 +189,9 @@ class Optimizer {
   void add_state(const char* name, Index (*columns)(const Parameter&) = all_columns) {
     states_.push_back({name, columns, StateMatrices<U>()});
   }
-  void add_master() { add_state<float>(kMaster); }
+  void add_master() {
+    add_state<float>(kMaster, [](const Parameter& p) { return p.wide ? 0 : p.cols; });
+  }
 
   template <class U>
   Matrix<U> state(std::size_t number, const Updated<T, G>& u) const {
@@ -197,6 +204,19 @@ class Optimizer {
   }
   Matrix<float> master(const Updated<T, G>& u) const {
     return has_master() ? state<float>(states_.size() - 1, u) : Matrix<float>();
+  }
+  // AdamW of some parameters. M: the type of the moments, which are states `first` and `second`.
+  template <class M>
+  void update_with_adamw(Device& dev, const Round& round, std::size_t first, std::size_t second) {
+    std::vector<AdamWUpdate<T, G, AdamWState<M>>> updates;
+    std::vector<AdamWUpdate<Accumulator<T>, Accumulator<G>, AdamWState<M>>> wide;
+    for (const auto& u : round) {
+      const AdamWState<M> state = {master(u), this->state<M>(first, u), this->state<M>(second, u)};
+      if (u.weight) updates.push_back({u.weight, u.gradient, state, u.settings});
+      if (u.wide_weight) wide.push_back({u.wide_weight, u.wide_gradient, state, u.settings});
+    }
+    adamw(dev, updates);
+    if (!wide.empty()) adamw(dev, wide);
   }
 
  private:
@@ -233,12 +253,16 @@ class Optimizer {
       if (!p.trained) continue;
       const Matrix<T> weight = shard_of(model, weights[i]);
       Updated<T, G>& u = all.emplace_back(Updated<T, G>{all.size(), p, {0, weight.rows}, weight, {}, settings});
+      if (weights[i].wide) {
+        u.wide_weight = weights[i].wide->slice(shard(p.rows, ranks)), u.rows = {0, u.wide_weight.rows};
+        if (gradient) u.wide_gradient = gradients[i].wide_matrix();
+      }
       if (weights[i].is_far()) {
         u.far_weight = *weights[i].far, u.far_weight.kind = Kind::optimizer;  // its copies are a part of the update
         u.rows = {0, u.far_weight.rows};
         u.weight = {nullptr, 0, p.cols};  // until it is fetched
       }
-      if (gradient) u.gradient = *gradients[i].matrix;
+      if (gradient && !weights[i].wide) u.gradient = *gradients[i].matrix;
       if (gradient && gradients[i].is_far()) {
         u.far_gradient = *gradients[i].far, u.far_gradient.kind = Kind::optimizer;
         u.gradient = {nullptr, 0, p.cols};
@@ -251,7 +275,7 @@ class Optimizer {
 
   // The rows of a weight that this rank updates.
   Matrix<T> shard_of(const Model<T>& model, const Entry<T>& weight) const {
-    if (weight.quantised || weight.is_far()) return {};
+    if (weight.quantised || weight.is_far() || weight.wide) return {};
     return model.in_shards(weight.parameter) ? *weight.matrix
                                              : weight.matrix->slice(shard(weight.parameter.rows, ranks));
   }

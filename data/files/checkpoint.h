@@ -145,8 +145,9 @@ inline std::string adapter_directory(const std::string& name) {
 template <class T, class Optimizer, class F>
 void for_each_optimizer_table(Model<T>& model, Optimizer& optimizer, const ModelLayout& layout, F&& f) {
   optimizer.for_each_state(model.config, f);
-  if (layout.adapter_config.empty() && layout.narrows<T>())
-    f(optimizer.has_master() ? "weights." : "master.", table(model.config, model.weights));
+  if (!layout.adapter_config.empty()) return;
+  const Table<T> narrowed = layout.narrowed(table(model.config, model.weights));
+  if (!narrowed.empty()) f(optimizer.has_master() ? "weights." : "master.", narrowed);
 }
 
 // --- State ---

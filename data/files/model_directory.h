@@ -240,12 +240,24 @@ struct ModelLayout {
   }
   // Whether all tensors were loaded from float32.
   bool holds_float32() const { return !dtypes.empty() && !narrows<float>(); }
-  // Whether saving values of type T loses bits.
+  // Whether saving values of type T in this type loses bits.
+  template <class T>
+  static bool narrows(const std::string& dtype) {
+    return dtype_size(dtype) < static_cast<Index>(sizeof(T)) || (sizeof(T) == 2 && dtype == "F16");
+  }
   template <class T>
   bool narrows() const {
-    return std::any_of(dtypes.begin(), dtypes.end(), [](const auto& entry) {
-      return dtype_size(entry.second) < static_cast<Index>(sizeof(T)) || (sizeof(T) == 2 && entry.second == "F16");
+    return std::ranges::any_of(dtypes, [](const auto& entry) { return narrows<T>(entry.second); });
+  }
+  // The tensors that lose bits when they are saved.
+  template <class T>
+  Table<T> narrowed(Table<T> table) const {
+    std::erase_if(table, [&](const Entry<T>& e) {
+      const auto dtype = dtypes.find(e.parameter.name);
+      if (dtype == dtypes.end()) return true;
+      return e.wide ? !narrows<Accumulator<T>>(dtype->second) : !narrows<T>(dtype->second);
     });
+    return table;
   }
 };
 
@@ -294,7 +306,7 @@ std::vector<std::vector<StoredTensor<T>>> into_shards(const Table<T>& tensors, c
   for (const Table<T>& parts : by_stored_tensor(tensors)) {
     const std::string& name = parts.front().parameter.name;
     const auto dtype = layout.dtypes.find(name);
-    add({parts, name, dtype == layout.dtypes.end() ? dtype_name<T>() : dtype->second});
+    add({parts, name, dtype == layout.dtypes.end() ? dtype_name(parts) : dtype->second});
   }
   for (const auto& [name, tensor] : layout.copied) add({{}, name, tensor->dtype, tensor});
   return shards;

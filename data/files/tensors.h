@@ -69,6 +69,11 @@ template <class T>
 const char* dtype_name() {
   return std::is_same_v<T, BFloat16> ? "BF16" : sizeof(T) == 1 ? "U8" : sizeof(T) == 4 ? "F32" : "F64";
 }
+// Of a tensor in memory.
+template <class T>
+const char* dtype_name(const Table<T>& parts) {
+  return parts.front().wide ? dtype_name<Accumulator<T>>() : dtype_name<T>();
+}
 
 // NaN and infinity have the largest exponent. The loop has no branches, so that it vectorises.
 template <class T>
@@ -144,14 +149,14 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
     Index before = 0;
     for (const Entry<T>& e : parts) {
       const Parameter& p = e.parameter;
-      auto produce = [&](Index first, Rows part, T* out) {
+      auto produce = [&](Index first, Rows part, auto* out) {
         const Rows rows = {first + part.begin, first + part.end};
         read_lines(tensor, p, before, p.vector() ? Rows{0, p.cols} : rows, out);
         return all_finite(out, rows.size() * p.cols);
       };
       const bool finite = e.with_matrix([&](auto m) {
         const Index first = m.rows < p.rows ? shard(p.rows, ranks).begin : 0;
-        return m.empty() || fill(dev, m, [&](Rows part, T* out) { return produce(first, part, out); });
+        return m.empty() || fill(dev, m, [&](Rows part, auto* out) { return produce(first, part, out); });
       });
       require(finite, tensor.where,
               " holds a NaN or an infinity; the file is damaged, use another one or an earlier checkpoint");
@@ -200,9 +205,11 @@ void stored_blocks(Device& dev, const Table<T>& parts, const Group& ranks, F&& f
         for (Index j = 0; j < width; ++j) stored[p.transposed ? j * shape[1] + at : at * width + j] = *n++;
       }
     };
-    e.with_matrix([&](auto m) {
-      rows_on_first<T>(dev, ranks, m, p.rows,
-                       [&](const std::vector<T>& numbers) { in_order ? f(numbers) : scatter(numbers); });
+    e.with_matrix([&]<template <class> class M, class U>(M<U> m) {
+      rows_on_first<U>(dev, ranks, m, p.rows, [&](const std::vector<U>& numbers) {
+        if (in_order) return f(numbers);
+        if constexpr (std::is_same_v<U, T>) scatter(numbers);
+      });
     });
     before += p.length();
   }
@@ -213,8 +220,8 @@ void stored_blocks(Device& dev, const Table<T>& parts, const Group& ranks, F&& f
 template <class Device, class T>
 void write_values(Device& dev, std::ostream& out, const std::string& name, const Table<T>& parts,
                   const std::string& dtype, const Group& ranks = {}) {
-  stored_blocks(dev, parts, ranks, [&](const std::vector<T>& values) {
-    if (dtype == dtype_name<T>()) return write_numbers<T>(out, name, values);
+  stored_blocks(dev, parts, ranks, [&]<class U>(const std::vector<U>& values) {
+    if (dtype == dtype_name<U>()) return write_numbers<U>(out, name, values);
     if (dtype == "F32") return write_numbers<float>(out, name, values);
     if (dtype == "BF16") return write_numbers<BFloat16>(out, name, values);
     if (dtype == "F16") return write_numbers<Float16>(out, name, values);
@@ -225,7 +232,7 @@ void write_values(Device& dev, std::ostream& out, const std::string& name, const
 // Writes the tensor that consists of these parameters. If ranks share the table, all of them call this, and rank 0 writes.
 template <class Device, class T>
 void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& name, const Table<T>& parts,
-                  const std::string& dtype = dtype_name<T>(), const Group& ranks = {}) {
+                  const std::string& dtype, const Group& ranks = {}) {
   writer.add(name, dtype, stored_shape(parts),
              [=, &dev](std::ostream& out) { write_values(dev, out, name, parts, dtype, ranks); });
 }
@@ -234,7 +241,7 @@ template <class Device, class T>
 void write_tensors(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& table,
                    const Group& ranks = {}) {
   for (const Table<T>& parts : by_stored_tensor(table))
-    write_tensor(dev, writer, prefix + parts.front().parameter.name, parts, dtype_name<T>(), ranks);
+    write_tensor(dev, writer, prefix + parts.front().parameter.name, parts, dtype_name(parts), ranks);
 }
 
 }  // namespace streambp

@@ -18,12 +18,7 @@ class AdamWOptimizer : public Optimizer<Device, T, G> {
 
  protected:
   void update(Device& dev, const std::vector<Updated<T, G>>& round) override {
-    std::vector<AdamWUpdate<T, G, AdamWState<M>>> updates;
-    for (const auto& u : round) {
-      const AdamWState<M> state = {this->master(u), this->template state<M>(0, u), this->template state<M>(1, u)};
-      if (u.weight) updates.push_back({u.weight, u.gradient, state, u.settings});
-    }
-    adamw(dev, updates);
+    this->template update_with_adamw<M>(dev, round, 0, 1);
   }
 };
 

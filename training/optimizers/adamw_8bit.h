@@ -22,20 +22,18 @@ class AdamW8BitOptimizer : public Optimizer<Device, T, G> {
 
  protected:
   void update(Device& dev, const std::vector<Updated<T, G>>& round) override {
-    std::vector<AdamWUpdate<T, G, AdamWState<A>>> small;
+    std::vector<Updated<T, G>> small;
     std::vector<AdamW8bit<T, G>> large;
     for (const auto& u : round) {
-      if (!u.weight) continue;
       if (is_small(u.parameter)) {
-        const AdamWState<A> state = {{}, numbers<A>(4, u), numbers<A>(5, u)};
-        small.push_back({u.weight, u.gradient, state, u.settings});
-      } else {
+        small.push_back(u);
+      } else if (u.weight) {
         const QuantisedMoments state = {{numbers<std::uint8_t>(0, u), numbers<float>(1, u)},
                                         {numbers<std::uint8_t>(2, u), numbers<float>(3, u)}};
         large.push_back({u.weight, u.gradient, state, u.settings});
       }
     }
-    adamw(dev, small);
+    this->template update_with_adamw<A>(dev, small, 4, 5);
     adamw_8bit(dev, large);
   }
 

@@ -42,12 +42,7 @@ class MuonOptimizer : public Optimizer<Device, T, G> {
 
   void update(Device& dev, const Round& round) override {
     if (is_matrix(round[0].parameter)) return update_matrices(dev, round);
-    std::vector<AdamWUpdate<T, G, AdamWState<A>>> updates;
-    for (const auto& u : round) {
-      const AdamWState<A> state = {this->master(u), momentum(u), this->template state<A>(1, u)};
-      if (u.weight) updates.push_back({u.weight, u.gradient, state, u.settings});
-    }
-    adamw(dev, updates);
+    this->template update_with_adamw<A>(dev, round, 0, 1);
   }
 
  private:
