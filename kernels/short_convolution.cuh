@@ -98,20 +98,24 @@ struct Columns {
 template <Index N, class A, class T>
 STREAMBP_INLINE Columns<N, A> load_columns(const T* from) {
   Columns<N, A> result;
+#pragma omp simd
   for (Index n = 0; n < N; ++n) result.at[n] = static_cast<A>(from[n]);
   return result;
 }
 template <Index N, class A, class T>
 STREAMBP_INLINE void store_columns(T* to, const Columns<N, A>& from) {
+#pragma omp simd
   for (Index n = 0; n < N; ++n) to[n] = from.at[n];
 }
 template <Index N, class A>
 STREAMBP_INLINE void add_product(Columns<N, A>& sum, const Columns<N, A>& a, const Columns<N, A>& b) {
+#pragma omp simd
   for (Index n = 0; n < N; ++n) sum.at[n] = multiply_add(a.at[n], b.at[n], sum.at[n]);
 }
 template <Index N, class A>
 STREAMBP_INLINE Columns<N, A> product(const Columns<N, A>& a, const Columns<N, A>& b) {
   Columns<N, A> result;
+#pragma omp simd
   for (Index n = 0; n < N; ++n) result.at[n] = a.at[n] * b.at[n];
   return result;
 }
@@ -120,6 +124,7 @@ STREAMBP_INLINE Columns<N, A> product(const Columns<N, A>& a, const Columns<N, A
 template <Index N, class A, class T>
 STREAMBP_INLINE Columns<N, A> rounded_product(const T* b, const T* x) {
   Columns<N, A> result;
+#pragma omp simd
   for (Index n = 0; n < N; ++n) {
     T rounded;
     rounded = static_cast<A>(b[n]) * static_cast<A>(x[n]);
@@ -142,6 +147,7 @@ struct ConvolutionTile {
   STREAMBP_INLINE ConvolutionTile(const ConvolutionChunk<T>& in, Index tile, Index j)
       : in(in), j(j), begin(tile * kTile), end(least(begin + kTile, in.x.rows)), place(in.place(begin)) {
     for (Index k = 0; k < in.width(); ++k)
+#pragma omp simd
       for (Index n = 0; n < N; ++n) w[k].at[n] = static_cast<A>(in.taps(j + n, in.width() - 1 - k));
   }
 
@@ -162,15 +168,22 @@ struct ConvolutionTile {
   }
   STREAMBP_INLINE Numbers dz(Input<T> dy, Index row) const {
     Numbers slope = in.gated() ? load_columns<N, A>(in.c.row(row) + j) : z(row);
-    for (Index n = 0; n < N && !in.gated(); ++n) slope.at[n] = ValueAndSlope<Silu, A>(slope.at[n]).slope;
+    if (!in.gated()) {
+#pragma omp simd
+      for (Index n = 0; n < N; ++n) slope.at[n] = ValueAndSlope<Silu, A>(slope.at[n]).slope;
+    }
     return product(load_columns<N, A>(dy.row(row) + j), slope);
   }
 
   STREAMBP_INLINE void forward(Matrix<T> y) const {
     for (Index row = begin; row < end; ++row) {
       Numbers sum = z(row);
-      const Numbers c = in.gated() ? load_columns<N, A>(in.c.row(row) + j) : Numbers();
-      for (Index n = 0; n < N; ++n) sum.at[n] = in.gated() ? c.at[n] * sum.at[n] : activated(Silu(), sum.at[n]);
+      if (in.gated()) {
+        sum = product(load_columns<N, A>(in.c.row(row) + j), sum);
+      } else {
+#pragma omp simd
+        for (Index n = 0; n < N; ++n) sum.at[n] = activated(Silu(), sum.at[n]);
+      }
       store_columns(y.row(row) + j, sum);
     }
   }
@@ -220,7 +233,8 @@ struct ConvolutionTile {
 
 namespace cpu {
 
-constexpr Index kConvolutionColumns = 16;
+// Columns at a time: a large loop for vectors, or what is left of the columns.
+constexpr Index kConvolutionColumns = 64;
 
 // Calls f(tile, columns, j) for all columns of all tiles.
 template <class F>
@@ -229,12 +243,12 @@ void for_each_columns(Index rows, Index cols, F&& f) {
 #pragma omp parallel for
   for (Index i = 0; i < tiles * blocks; ++i) {
     const Index tile = i / blocks;
-    const Rows columns = piece(i % blocks, kConvolutionColumns, cols);
-    if (columns.size() == kConvolutionColumns) {
-      f(tile, std::integral_constant<Index, kConvolutionColumns>(), columns.begin);
-    } else {
-      for (Index j = columns.begin; j < columns.end; ++j) f(tile, std::integral_constant<Index, 1>(), j);
-    }
+    Rows columns = piece(i % blocks, kConvolutionColumns, cols);
+    const auto take = [&](auto n) {
+      for (; columns.size() >= n(); columns.begin += n()) f(tile, n, columns.begin);
+    };
+    take(std::integral_constant<Index, kConvolutionColumns>()), take(std::integral_constant<Index, 8>());
+    take(std::integral_constant<Index, 1>());
   }
 }
 
