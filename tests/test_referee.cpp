@@ -337,6 +337,27 @@ TEST_F(SmallReferees, FindTheChunksThatLoseWhatWasBeforeThem) {
   EXPECT_PRED2(contains, found.front().detail, "every 32 rows");
 }
 
+class HybridReferees : public SmallReferees {
+ protected:
+  void SetUp() override {
+    correct.config = make_config("qwen3_5", {13, 16, 2, 2, 1, 8, 12, 0, false});
+    correct.config.mixers = {MixerKind::delta_rule, MixerKind::attention};
+    SmallReferees::SetUp();
+    correct.step.batches = {correct.step.batches[1], correct.step.batches[2]}, correct.step.files = 1;
+  }
+};
+
+// Trainers whose layers do not know where documents begin lose both borders at once.
+TEST_F(HybridReferees, NameBothLeaksOfADocument) {
+  const Defect& both = named("state-and-convolution-leak");
+  TrainingCase wrong = correct;
+  ASSERT_TRUE(both.apply(wrong));
+  write(correct.config, in_float32(wrong));
+  const std::vector<Explanation> found = explain(correct, gradients);
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&both});
+}
+
 // If only one defect of a pair is known, it is named, with the last tensor that it explains.
 TEST_F(SmallReferees, NameTheKnownHalfOfAPair) {
   correct.step.batches = {correct.step.batches[1], correct.step.batches[2]}, correct.step.files = 1;
