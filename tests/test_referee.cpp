@@ -358,6 +358,24 @@ TEST_F(HybridReferees, NameBothLeaksOfADocument) {
   EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&both});
 }
 
+// The gradient of a decay is what remains of terms as large as those of beta. Other trainers round these terms in float32.
+TEST_F(HybridReferees, AllowWhatFloat32LosesInADecay) {
+  const auto judged = [&](double relative_to_beta) {
+    CaseGradients::Result theirs = in_float32(correct);
+    const auto of = [&](const std::string& name) -> std::vector<double>& {
+      const auto is = [&](const Parameter& p) { return p.name == "model.layers.0.linear_attn." + name; };
+      return theirs
+          .values[static_cast<std::size_t>(std::ranges::find_if(theirs.parameters, is) - theirs.parameters.begin())];
+    };
+    const std::vector<double>& beta = of("in_proj_b.weight");
+    of("dt_bias")[0] += relative_to_beta * std::sqrt(std::inner_product(beta.begin(), beta.end(), beta.begin(), 0.0));
+    write(correct.config, theirs);
+    return is_right(correct, gradients);
+  };
+  EXPECT_TRUE(judged(5e-6));
+  EXPECT_FALSE(judged(1e-4));
+}
+
 // If only one defect of a pair is known, it is named, with the last tensor that it explains.
 TEST_F(SmallReferees, NameTheKnownHalfOfAPair) {
   correct.step.batches = {correct.step.batches[1], correct.step.batches[2]}, correct.step.files = 1;
