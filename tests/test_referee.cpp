@@ -73,11 +73,19 @@ class Referees : public TemporaryDirectory {
 };
 const std::vector<Types> kAllTypes = {{DType::f32}, {DType::bf16}, {DType::bf16, false}};
 
+// A layer of each kind.
+Config small_hybrid() {
+  Config c = make_config("qwen3_5", {13, 16, 2, 2, 1, 8, 12, 0, false});
+  c.mixers = {MixerKind::delta_rule, MixerKind::attention}, c.rotary_share = 0.5;
+  return c;
+}
+
 std::vector<Family> judged_families() {
   const std::set<std::string> chosen =
       sized<std::set<std::string>>({"gpt2", "qwen3", "phi3", "gemma3", "granite_hybrid"}, {"qwen2_untied"});
   std::vector<Family> all = families();
   std::erase_if(all, [&](const Family& family) { return !chosen.contains(family.name); });
+  if (!kSanitized) all.push_back({"qwen3_5", small_hybrid()});
   return all;
 }
 
@@ -340,8 +348,7 @@ TEST_F(SmallReferees, FindTheChunksThatLoseWhatWasBeforeThem) {
 class HybridReferees : public SmallReferees {
  protected:
   void SetUp() override {
-    correct.config = make_config("qwen3_5", {13, 16, 2, 2, 1, 8, 12, 0, false});
-    correct.config.mixers = {MixerKind::delta_rule, MixerKind::attention};
+    correct.config = small_hybrid();
     SmallReferees::SetUp();
     correct.step.batches = {correct.step.batches[1], correct.step.batches[2]}, correct.step.files = 1;
   }
