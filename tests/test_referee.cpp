@@ -365,6 +365,21 @@ TEST_F(HybridReferees, NameBothLeaksOfADocument) {
   EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&both});
 }
 
+TEST_F(HybridReferees, SolveForThePlaceOfADefect) {
+  correct.step.batches.resize(1);
+  for (const auto& [name, said] :
+       {std::pair{"branch-keys", "times 0.5, in layer 0"}, {"state-reset", "every 16 rows"}}) {
+    TrainingCase wrong = correct;
+    ASSERT_TRUE(named(name).apply(wrong)) << name;
+    if (wrong.wrong.what == "branch-keys") wrong.wrong.layer = 0, wrong.wrong.strength = 0.5;
+    write(correct.config, in_float32(wrong));
+    const std::vector<Explanation> found = explain(correct, gradients);
+    ASSERT_FALSE(found.empty()) << name;
+    EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&named(name)}) << name;
+    EXPECT_PRED2(contains, found.front().detail, said);
+  }
+}
+
 // The gradient of a decay is what remains of terms as large as those of beta. Other trainers round these terms in float32.
 TEST_F(HybridReferees, AllowWhatFloat32LosesInADecay) {
   const auto judged = [&](double relative_to_beta) {
