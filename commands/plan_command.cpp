@@ -196,7 +196,9 @@ class PlanCommand : public Command {
       for (std::size_t kind = 0; kind < usages[0].by_kind.size(); ++kind) {
         const bool any =
             std::any_of(usages.begin(), usages.end(), [&](const Usage& u) { return (u.*bytes)[kind] > 0; });
-        if (any) add(prefix + kKindNames[kind], [&](const Usage& u) { return human_bytes((u.*bytes)[kind]); });
+        const bool states = kind == static_cast<std::size_t>(Kind::keys_values) && settings.config.has_delta_rule();
+        const std::string label = prefix + (states ? "keys, values, states" : kKindNames[kind]);
+        if (any) add(label, [&](const Usage& u) { return human_bytes((u.*bytes)[kind]); });
       }
     };
     add_by_kind("", &Usage::by_kind);

@@ -154,8 +154,8 @@ inline void validate(const Config& c) {
   require(c.positions == Positions::learned || (c.head_dim % 2 == 0 && rotated % 2 == 0),
           "model: RoPE rotates pairs of numbers, so head-dim and its rotated part must be even, not ", c.head_dim,
           " and ", rotated);
-  require(c.positions == Positions::learned || rotated > 0, "model: RoPE must rotate a part of a head, not ",
-          c.rotary_share);
+  require(c.positions == Positions::learned || rotated > 0, "model: RoPE must rotate 2 numbers of a head or more, not ",
+          c.rotary_share, " of ", c.head_dim, "; choose a larger head-dim");
   require(c.positions == Positions::rope || c.max_length > 0,
           "model: learned positions need a positive maximum length");
   require(c.mixers.empty() || static_cast<Index>(c.mixers.size()) == c.layers, "model: ", c.mixers.size(),

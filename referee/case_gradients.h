@@ -73,7 +73,7 @@ class CaseGradients {
     for (Batch& batch : batches)
       for (double& weight : batch.advantages) weight *= scale;
     prepare(c, types, only);
-    if (c.needs_oracle()) return by_oracle(c, batches);
+    if (c.needs_oracle()) return by_oracle(c, batches, !only.empty());
     const double loss = engine_->accumulate(batches, schedule_).loss;
     Result result{loss, trained_parameters(settings_.config), engine_->gradient()};
     engine_->release_gradient();
@@ -82,17 +82,19 @@ class CaseGradients {
 
  private:
   // What only the oracle computes, in float64 from the engine's weights.
-  Result by_oracle(const TrainingCase& c, const std::vector<Batch>& batches) {
+  Result by_oracle(const TrainingCase& c, const std::vector<Batch>& batches, bool head_only) {
+    Wrong wrong = c.wrong;
+    wrong.stops_at_head = head_only;
     const HostTensors weights = engine_->weights();
     const std::vector<Parameter> all = parameters_of(c.config);
     const auto fill = [&](Cpu& host, Model<double>& m) {
       std::size_t i = 0;
       for (auto& e : table(m.config, m.weights)) host.upload(*e.matrix, weights[i++].data());
     };
-    Result result{0, trained_parameters(c.config), {}};
+    Result result{0, trained_parameters(settings_.config), {}};
     for (const Parameter& p : result.parameters) result.values.emplace_back(p.rows * p.cols);
     for (const Batch& batch : rows_of(c.step, batches)) {
-      const oracle::Result part = oracle_gradient(c.config, batch, fill, oracle::linear(batch.advantages), c.wrong);
+      const oracle::Result part = oracle_gradient(c.config, batch, fill, oracle::linear(batch.advantages), wrong);
       result.loss += part.loss;
       for (std::size_t i = 0; i < result.values.size(); ++i) {
         const std::vector<double>& values = part.gradient.at(oracle::key(result.parameters[i]));

@@ -61,6 +61,27 @@ struct Rounding {
   std::map<std::string, double> error;
 };
 
+// The gradient of a delta rule's decay is what remains of terms as large as those of beta: little, if states are forgotten at
+// once. We add these terms in double; other trainers lose what float32 loses of them, also beside bfloat16. A_log and dt_bias
+// have few numbers, sums over rows that may cancel. The weight has the same sums, of rows times its normed input.
+inline void allow_lost_decay(const Config& c, const std::map<std::string, double>& in_float32,
+                             std::map<std::string, double>& errors) {
+  const Modules& m = family_of(c).modules;
+  const std::string decay = m.decay;
+  for (auto& [name, error] : errors) {
+    const std::size_t at = decay.empty() ? std::string::npos : name.find(decay);
+    if (at == std::string::npos) continue;
+    const std::string layer = name.substr(0, at);
+    const auto beta = in_float32.find(layer + m.beta + name.substr(at + decay.size()));
+    if (beta != in_float32.end()) error = std::max(error, 4 * beta->second);
+    for (const char* part : {m.a_log, m.dt_bias}) {
+      const auto vector = errors.find(layer + part);
+      if (vector != errors.end())
+        vector->second = std::max(vector->second, 4 * error / std::sqrt(static_cast<double>(c.hidden)));
+    }
+  }
+}
+
 struct Explanation {
   std::vector<const Defect*> defects;  // none: a factor alone
   double factor = 1;

@@ -344,6 +344,8 @@ inline const std::vector<Defect>& all_defects() {
       {"state-reset", "delta rules that do not keep the state of the chunk before",
        [](TrainingCase& c) { return loses_chunk(c, c.config.has_delta_rule()); }, Where::chunks},
       {"state-leaks", "delta rules that keep the state of the document before", delta<&Wrong::state_leaks>},
+      {"state-and-convolution-leak", "delta rules and convolutions that know nothing of documents' starts",
+       [](TrainingCase& c) { return delta<&Wrong::state_leaks>(c) && change(c.wrong.convolution_leaks, true); }},
       {"state-bf16", "delta rules with a state in bfloat16", delta<&Wrong::rounds_state>},
       {"delta-unscaled", "delta rules of queries and keys of any length", delta<&Wrong::normalises_keys, false>},
       {"decay-missing", "delta rules without decay", delta<&Wrong::decays, false>},

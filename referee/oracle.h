@@ -207,6 +207,7 @@ inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const T
     x = layer(tape, c, {mixer, local, rotates}, batch, w.layers[l], x);
   }
   tape.layer = -1;
+  if (tape.wrong.stops_at_head) tape.steps.clear();
   x = norm(tape, c, c.norm, x, w.norm.weight, w.norm.bias);
   Array logits = linear(tape, x, c.tied ? w.embedding.tokens : w.head.weight);
   logits = multiply(tape, logits, tape.constant(logits.rows, logits.cols, c.logit_scale));

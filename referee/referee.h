@@ -64,6 +64,7 @@ class Referee {
     const double usual = relative.empty() ? 0 : relative[relative.size() / 2];
     for (auto& [name, error] : rounding.error) error = std::max(error, usual * std::sqrt(products_.at(name).ours));
     roundings_.push_back(rounding);
+    allow_lost_decay(correct_.config, roundings_.front().error, roundings_.back().error);
   }
 
   // Frees the exact gradient, except of a tied embedding, before other gradients are computed.
@@ -117,8 +118,8 @@ class Referee {
       if (right) continue;
       const double factor = p.theirs == 0 ? 0 : p.best_factor();
       const double limit = this->limit({name}, roundings_.size() - 1);
-      if (found.names.empty())
-        found.factor = std::abs(factor - std::round(factor)) <= limit ? std::round(factor) : factor;
+      const double whole = std::round(factor);
+      if (found.names.empty()) found.factor = std::abs(factor - whole) <= limit ? whole : factor;
       if (found.factor == 0 ? p.theirs > 0 : p.distance(found.factor) > limit) return {};
       found.names.push_back(name);
     }
@@ -171,8 +172,7 @@ class Referee {
     return unread.distance() <= limit({embedding}, roundings_.size() - 1) ? TiedPart::embedding : TiedPart::none;
   }
 
-  // What explains the recorded gradient, the best first; those after it explain it as well. on_try is called with what is
-  // tried, and returns whether to go on.
+  // What explains the recorded gradient, the best first, then its equals. on_try gets what is tried; false ends the search.
   using OnTry = std::function<bool(const std::string& defects, bool found)>;
   std::vector<Explanation> explain(const OnTry& on_try) {
     std::vector<Explanation> found;
@@ -317,7 +317,7 @@ class Referee {
   // the search: its error is smaller than what a trainer in float32 is allowed.
   std::optional<Explanation> matches(const TrainingCase& c, std::vector<const Defect*> defects) {
     const std::set<std::string> first = head_vectors();
-    if (!c.needs_oracle() && !first.empty() && !test(c, first, defects)) return {};
+    if (c.wrong.layer < 0 && !first.empty() && !test(c, first, defects)) return {};
     return test(c, {}, std::move(defects));
   }
   std::set<std::string> head_vectors() const {

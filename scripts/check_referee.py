@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Judges real trainers: records a step of each with dump_gradients.py, and compares the verdict with what is known.
 
-  scripts/check_referee.py                 all of them: transformers, TRL, PEFT, DDP and FSDP2 with two processes
+  scripts/check_referee.py                 all of them: transformers, TRL, PEFT, DDP and FSDP2 with two processes, Qwen3.5
   scripts/check_referee.py trainer ddp     only these, by the beginning of the name
   scripts/check_referee.py --random 100    random steps in float32 and bfloat16, which must all be right
   scripts/check_referee.py --foreign       wrong steps of transformers' models: how many are judged wrong, and named
@@ -33,6 +33,8 @@ EXPECTED = {
     "peft-zeros": RIGHT,
     "trl": RIGHT,
     "trl-padding-free": RIGHT,
+    "hybrid": RIGHT,
+    "hybrid-flattened": "(state-and-convolution-leak)",
     "loop": RIGHT,
     "loop-means": "(micro-batch-means)",
     "loop-sums": "(micro-batch-means), times 4: it is not divided by the 4 micro-batches",
@@ -44,6 +46,15 @@ EXPECTED = {
     "fsdp": RIGHT,
     "fsdp-means": "(rank-means)",
 }
+
+
+MODELS = {"llama": "--hidden 64 --layers 3", "qwen3_5": "--hidden 32 --heads 2 --kv-heads 1 --head-dim 16 --layers 4"}
+
+
+def new_model(folder, sizes):
+    subprocess.run([PROGRAM, "train", "--family", folder.name, *sizes.split(), "--steps", "1", "--sample", "0", "--out",
+                    folder], check=True, stdout=subprocess.DEVNULL)
+    return next(folder.glob("step-*"))
 
 
 def documents(count, seed=1):
@@ -88,9 +99,11 @@ def run_trainer(name, model, out):
             module = get_peft_model(module, LoraConfig(r=4, lora_alpha=16, init_lora_weights=name == "peft-zeros",
                                                        target_modules=["q_proj", "v_proj", "down_proj"]))
             module.save_pretrained(str(out) + ".adapter")
+        from transformers import DataCollatorWithFlattening
         label = 0 if name == "trainer-padding-learned" else -100
+        collator = DataCollatorWithFlattening() if name.endswith("flattened") else lambda rows: padded(rows, label)
         trainer = Trainer(module, TrainingArguments(**options, remove_unused_columns=False), train_dataset=data,
-                          data_collator=lambda rows: padded(rows, label))
+                          data_collator=collator)
     trainer.add_callback(record_callback(str(out)))
     trainer.train()
 
@@ -158,7 +171,7 @@ def check_random(model, folder, count):
         if said.returncode != 0:
             wrong += 1
             print(f"step {i} of {count}: {said.stdout.strip().splitlines()[-1]}")
-    print(f"{count - wrong} of {count} correct steps are judged right")
+    print(f"{count - wrong} of {count} correct steps of {Path(model).parent.name} are judged right")
     return wrong
 
 
@@ -166,9 +179,7 @@ def check_foreign(folder, wanted):
     from foreign_defects import FAMILIES, FOREIGN, prepare, record_foreign
     models = {}
     for family, sizes in FAMILIES.items():
-        subprocess.run([PROGRAM, "train", "--family", family, *sizes.split(), "--steps", "1", "--sample", "0", "--out",
-                        f"{folder}/{family}"], check=True, stdout=subprocess.DEVNULL)
-        models[family] = next(Path(folder, family).glob("step-*"))
+        models[family] = new_model(Path(folder, family), sizes)
         prepare(models[family])
     counts = {"judged wrong": 0, "named": 0, "misnamed": 0, "false alarms": 0}
     chosen = {name: case for name, case in FOREIGN.items() if name.startswith(tuple(wanted))}
@@ -216,15 +227,13 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         if wanted[0] == "--foreign":
             sys.exit(1 if check_foreign(folder, wanted[1:] or ("",)) else 0)
-        subprocess.run([PROGRAM, "train", "--family", "llama", "--hidden", "64", "--layers", "3", "--steps", "1", "--sample",
-                        "0", "--out", f"{folder}/model"], check=True, stdout=subprocess.DEVNULL)
-        model = next(Path(folder, "model").glob("step-*"))
+        models = {kind: new_model(Path(folder, kind), sizes) for kind, sizes in MODELS.items()}
         if wanted[0] == "--random":
-            sys.exit(1 if check_random(model, folder, int(wanted[1])) else 0)
+            sys.exit(1 if sum(check_random(model, folder, int(wanted[1])) for model in models.values()) else 0)
         for name, expected in EXPECTED.items():
             if not name.startswith(wanted):
                 continue
-            out = Path(folder, name)
+            out, model = Path(folder, name), models["qwen3_5" if name.startswith("hybrid") else "llama"]
             recorded = record(name, model, out)
             if recorded.returncode != 0:
                 print(f"{name:24} FAILED to record:\n{recorded.stderr[-2000:]}")

@@ -13,7 +13,7 @@ int main(int count, char** arguments) {
   const auto print = [](const std::string& what, std::uint64_t fingerprint) {
     std::printf("%s %016llx\n", what.c_str(), static_cast<unsigned long long>(fingerprint));
   };
-  std::vector<std::string> families = {"gpt2", "qwen3", "gemma3", "lfm2"};
+  std::vector<std::string> families = {"gpt2", "qwen3", "gemma3", "lfm2", "qwen3_5"};
   if (count > 2) families.assign(arguments + 2, arguments + count);
   for (const std::string& family : families) streambp::for_each_fingerprint(family, print);
   print("products bf16 small", streambp::fingerprint_of_small_products());

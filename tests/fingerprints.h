@@ -22,6 +22,7 @@ inline Config fingerprint_model(const std::string& family, Index length) {
                                   .max_length = length,
                                   .tied = true});
   if (family == "gemma3") c.window = 256;
+  if (family == "qwen3_5") c.mixers = {MixerKind::delta_rule, MixerKind::attention};  // one of each
   return c;
 }
 
@@ -37,7 +38,7 @@ inline Config adapted(Config c) {
 template <class T>
 class Fingerprints {
  public:
-  static constexpr Index kLength = 400;
+  static constexpr Index kLength = 400, kRows = kLength + 4 * kDeltaBlock;  // of hybrids, between documents
   explicit Fingerprints(const std::string& family) : Fingerprints(fingerprint_model(family, kLength)) {}
   explicit Fingerprints(const Config& config) : config_(config) {}
 
@@ -49,7 +50,7 @@ class Fingerprints {
     Batch batch = random_documents(config_, kind == ObjectiveKind::dpo ? 4 : 3, kLength, 1);
     if (kind != ObjectiveKind::sft) batch = with_objective_data(batch, logps(batch));
     Cpu dev(kMemory);
-    Trainer<Cpu, T> trainer(dev, config_, kLength, OptimizerKind::none, objective);
+    Trainer<Cpu, T> trainer(dev, config_, kRows, OptimizerKind::none, objective);
     trainer.initialise(1, 0.05);
     trainer.accumulate(batch, Counts(batch), Schedule::stream(kTile, kTile));
     return host(dev, trainer.grad).fingerprint();
@@ -58,7 +59,7 @@ class Fingerprints {
   // The weights after two steps of AdamW.
   std::uint64_t weights(OptimizerKind kind = OptimizerKind::adamw) const {
     Cpu dev(kMemory);
-    Trainer<Cpu, T, T> trainer(dev, config_, kLength, kind);
+    Trainer<Cpu, T, T> trainer(dev, config_, kRows, kind);
     trainer.initialise(1);
     const OptimizerSettings settings{.warmup = 1, .steps = 4};
     for (Index step = 1; step <= 2; ++step) {
@@ -73,7 +74,7 @@ class Fingerprints {
 
   std::vector<double> logps(const Batch& batch) const {
     Cpu dev(kMemory);
-    Trainer<Cpu, double> trainer(dev, config_, kLength, OptimizerKind::none);
+    Trainer<Cpu, double> trainer(dev, config_, kRows, OptimizerKind::none);
     trainer.initialise(1, 0.05);
     return trainer.evaluate(batch, Schedule::stream(kTile, kTile));
   }
@@ -81,8 +82,10 @@ class Fingerprints {
   HostGradient host(Cpu& dev, Tensors<T>& tensors) const {
     std::vector<std::vector<double>> parts;
     for (const Entry<T>& e : trained(table(config_, tensors))) {
-      const std::vector<T> values = to_host(dev, *e.matrix);
-      parts.emplace_back(values.begin(), values.end());
+      e.with_near([&](auto m) {
+        const auto values = to_host(dev, m);
+        parts.emplace_back(values.begin(), values.end());
+      });
     }
     return {config_, std::move(parts)};
   }

@@ -151,6 +151,7 @@ TEST_F(CommandLine, OtherTrainersNamesAreAccepted) {
   expect_refused("train --lr 1 --rate 1", "--rate");
   const std::string planned = expect_ok("plan gpt2 --lora 4 --load_in_4bit --length 1000");
   EXPECT_EQ(planned, expect_ok("plan gpt2 --lora 4 --base nf4 --length 1000"));
+  EXPECT_PRED2(contains, expect_ok("plan qwen3.5-0.8b --length 1000"), "keys, values, states");
   expect_refused("plan gpt2 --lora 4 --load-in-4bit --base plain", "--base");
   const std::string help = expect_ok("train --help-all", "also --lr, --learning-rate", "also --load-in-4bit");
   EXPECT_FALSE(contains(execute("train --help").output, "--learning-rate"));

@@ -230,6 +230,11 @@ TEST(ConfigFile, RopeWithThreePositionsIsPlain) {
   EXPECT_PRED2(contains, refusal(json), "RoPE scaling of type \"mrope\" is not supported");
 }
 
+TEST(ConfigFile, RopeThatRotatesNothingIsRefused) {
+  EXPECT_ERROR(validate(make_config("qwen3_5", {13, 8, 2, 2, 1, 2, 12, 0, false})),
+               "not 0.25 of 2; choose a larger head-dim");
+}
+
 TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
   EXPECT_EQ(refusal(small_llama()), "");
   const auto longrope = [](const std::map<std::string, Json>& fields) {

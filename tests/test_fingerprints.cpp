@@ -11,10 +11,10 @@ namespace streambp {
 namespace {
 
 class Fingerprint : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Families, Fingerprint,
-                         testing::ValuesIn(sized<std::vector<const char*>>({"gpt2", "qwen3", "gemma3", "lfm2"},
-                                                                           {"gpt2"})),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(
+    Families, Fingerprint,
+    testing::ValuesIn(sized<std::vector<const char*>>({"gpt2", "qwen3", "gemma3", "lfm2", "qwen3_5"}, {"gpt2"})),
+    [](const auto& info) { return std::string(info.param); });
 
 void expect_fingerprint(const std::string& what, std::uint64_t fingerprint) {
   std::ifstream file(STREAMBP_SOURCE "/tests/golden/fingerprints.txt");

@@ -185,7 +185,7 @@ TEST(OracleDefects, EachHasItsOwnGradient) {
     for (const auto& [name, other] : seen) EXPECT_GT(difference(of_defect, other), 1e-4) << defect.name << ", " << name;
     seen[defect.name] = of_defect;
   }
-  for (const char* name : {"state-leaks", "convolution-leaks", "state-reset", "convolution-reset", "gate-before-norm",
+  for (const char* name : {"state-leaks", "convolution-leaks", "state-and-convolution-leak", "state-reset", "convolution-reset", "gate-before-norm",
                            "delta-unscaled", "decay-missing", "decay-bias", "decay-softplus", "state-bf16",
                            "attention-gate", "rope-whole-head", "output-norm-offset", "heads-in-turn"})
     EXPECT_TRUE(seen.contains(name)) << name;

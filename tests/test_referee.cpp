@@ -73,11 +73,19 @@ class Referees : public TemporaryDirectory {
 };
 const std::vector<Types> kAllTypes = {{DType::f32}, {DType::bf16}, {DType::bf16, false}};
 
+// A layer of each kind.
+Config small_hybrid() {
+  Config c = make_config("qwen3_5", {13, 16, 2, 2, 1, 8, 12, 0, false});
+  c.mixers = {MixerKind::delta_rule, MixerKind::attention}, c.rotary_share = 0.5;
+  return c;
+}
+
 std::vector<Family> judged_families() {
   const std::set<std::string> chosen =
       sized<std::set<std::string>>({"gpt2", "qwen3", "phi3", "gemma3", "granite_hybrid"}, {"qwen2_untied"});
   std::vector<Family> all = families();
   std::erase_if(all, [&](const Family& family) { return !chosen.contains(family.name); });
+  if (!kSanitized) all.push_back({"qwen3_5", small_hybrid()});
   return all;
 }
 
@@ -335,6 +343,59 @@ TEST_F(SmallReferees, FindTheChunksThatLoseWhatWasBeforeThem) {
   ASSERT_FALSE(found.empty());
   EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&named("convolution-reset")});
   EXPECT_PRED2(contains, found.front().detail, "every 32 rows");
+}
+
+class HybridReferees : public SmallReferees {
+ protected:
+  void SetUp() override {
+    correct.config = small_hybrid();
+    SmallReferees::SetUp();
+    correct.step.batches = {correct.step.batches[1], correct.step.batches[2]}, correct.step.files = 1;
+  }
+};
+
+// Trainers whose layers do not know where documents begin lose both borders at once.
+TEST_F(HybridReferees, NameBothLeaksOfADocument) {
+  const Defect& both = named("state-and-convolution-leak");
+  TrainingCase wrong = correct;
+  ASSERT_TRUE(both.apply(wrong));
+  write(correct.config, in_float32(wrong));
+  const std::vector<Explanation> found = explain(correct, gradients);
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&both});
+}
+
+TEST_F(HybridReferees, SolveForThePlaceOfADefect) {
+  correct.step.batches.resize(1);
+  for (const auto& [name, said] :
+       {std::pair{"branch-keys", "times 0.5, in layer 0"}, {"state-reset", "every 16 rows"}}) {
+    TrainingCase wrong = correct;
+    ASSERT_TRUE(named(name).apply(wrong)) << name;
+    if (wrong.wrong.what == "branch-keys") wrong.wrong.layer = 0, wrong.wrong.strength = 0.5;
+    write(correct.config, in_float32(wrong));
+    const std::vector<Explanation> found = explain(correct, gradients);
+    ASSERT_FALSE(found.empty()) << name;
+    EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&named(name)}) << name;
+    EXPECT_PRED2(contains, found.front().detail, said);
+  }
+}
+
+// The gradient of a decay is what remains of terms as large as those of beta. Other trainers round these terms in float32.
+TEST_F(HybridReferees, AllowWhatFloat32LosesInADecay) {
+  const auto judged = [&](double relative_to_beta) {
+    CaseGradients::Result theirs = in_float32(correct);
+    const auto of = [&](const std::string& name) -> std::vector<double>& {
+      const auto is = [&](const Parameter& p) { return p.name == "model.layers.0.linear_attn." + name; };
+      return theirs
+          .values[static_cast<std::size_t>(std::ranges::find_if(theirs.parameters, is) - theirs.parameters.begin())];
+    };
+    const std::vector<double>& beta = of("in_proj_b.weight");
+    of("dt_bias")[0] += relative_to_beta * std::sqrt(std::inner_product(beta.begin(), beta.end(), beta.begin(), 0.0));
+    write(correct.config, theirs);
+    return is_right(correct, gradients);
+  };
+  EXPECT_TRUE(judged(5e-6));
+  EXPECT_FALSE(judged(1e-4));
 }
 
 // If only one defect of a pair is known, it is named, with the last tensor that it explains.

@@ -132,6 +132,18 @@ TEST(Trainer, BFloat16FollowsTheLossCurveOfFloat32) {
   }
 }
 
+// exp(A_log) is infinite in float32, and so is the decay, but not the loss.
+TEST(Trainer, NamesTheTensorWhereAGradientIsNotFinite) {
+  const Config c = make_config("qwen3_5", {13, 8, 3, 2, 1, 8, 12, 0, false});
+  const Batch batch = packed(c, {60});
+  Cpu dev(std::size_t{1} << 24);
+  Trainer<Cpu, float> trainer(dev, c, batch.size(), OptimizerKind::adamw);
+  trainer.initialise(1, 0.1);
+  trainer.model.weights.layers[1].a_log(0, 0) = 100;
+  EXPECT_ERROR(trainer.step({batch}, Schedule::full(batch.size()), {.steps = 10}, 1),
+               ", first in model.layers.1.linear_attn.");
+}
+
 TEST(Trainer, TheSeedDecidesStochasticRounding) {
   const Config c = families()[2].config;
   const Batch batch = packed(c, {60});

@@ -23,6 +23,7 @@ void far_row_squares(Device& dev, Matrix<double> sums, FarMatrix<G> far) {
 struct GradientNorm {
   double norm = 0;
   std::uint64_t fingerprint = 0;  // a hash of the squared norms of all rows
+  std::string not_finite;         // the tensor in which backward first met a number that is not
 };
 
 // sqrt(Σ g²) over all trained parameters, row by row: the order does not depend on the shards. All ranks get it.
@@ -52,17 +53,19 @@ GradientNorm global_norm(Device& dev, const Config& c, Tensors<G>& gradient, con
   const auto of_ranks = gather_on_host(ranks, to_host(dev, sums));
   std::vector<std::size_t> next(of_ranks.size());
   double sum = 0;
-  std::uint64_t fingerprint = 0;
+  GradientNorm result;
   for (const Entry<G>& e : entries) {
     for (Index rank = 0; rank < ranks.size; ++rank) {
       const auto r = static_cast<std::size_t>(rank);
       for (Index i = 0; i < shard(e.parameter.rows, ranks, rank).size(); ++i) {
         const double squares = of_ranks[r][next[r]++];
-        sum += squares, fingerprint = mix(fingerprint ^ std::bit_cast<std::uint64_t>(squares));
+        sum += squares, result.fingerprint = mix(result.fingerprint ^ std::bit_cast<std::uint64_t>(squares));
+        if (!std::isfinite(squares)) result.not_finite = ", first in " + e.parameter.name;
       }
     }
   }
-  return {std::sqrt(sum), fingerprint};
+  result.norm = std::sqrt(sum);
+  return result;
 }
 
 }  // namespace streambp
