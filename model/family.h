@@ -59,6 +59,12 @@ struct Field {
 // "sliding_window"; `all` cannot list them; of `most`, every n-th layer is global.
 enum class LocalLayers { none, all, all_or_listed, all_if_named, upper, most };
 
+// A module that files may have under another name, or in several tensors, one after the other.
+struct StoredAs {
+  std::vector<const char*> stored;
+  const char* module;
+};
+
 // The names of modules in files; their tensors are NAME.weight and NAME.bias. Linear layers of one name are parts of one
 // tensor, in the order of the layer's table.
 struct Modules {
@@ -76,6 +82,7 @@ struct Modules {
   bool transposed = false;  // linear layers are stored as (inputs x outputs)
   const char* root = "";    // comes before all names but the head's: always in adapters, sometimes in models
   std::vector<const char*> unused = {};  // the ends of names of tensors that files have without need
+  std::vector<StoredAs> others = {};     // what files may have otherwise
 };
 
 // What distinguishes the models of a family.
