@@ -41,6 +41,7 @@ struct OrNull {
 struct Formula {
   const char* text;
   double (*of)(const Config&);
+  bool of_delta_rule = false;  // holds for new models, too
 };
 
 enum class Written { always, if_unusual };
@@ -75,8 +76,8 @@ struct Modules {
   const char *q_norm = "self_attn.q_norm", *k_norm = "self_attn.k_norm";
   const char *post_attention_norm = "", *post_mlp_norm = "";
   const char *convolution_in = "", *convolution = "", *convolution_out = "";
-  const char *qkv = "", *z = "", *beta = "", *decay = "", *a_log = "", *dt_bias = "", *output_norm = "",
-             *delta_out = "";
+  const char *delta_q = "", *delta_k = "", *delta_v = "", *z = "", *beta = "", *decay = "", *a_log = "", *dt_bias = "",
+             *output_norm = "", *delta_out = "";
   const char *gate = "mlp.gate_proj", *up = "mlp.up_proj", *down = "mlp.down_proj";
 
   bool transposed = false;  // linear layers are stored as (inputs x outputs)
@@ -111,8 +112,10 @@ struct ModelFamily {
   Index attention_every = 0;                     // every n-th layer of a new model has attention; 0: all
   MixerKind other_mixer = MixerKind::attention;  // of the others
   const char* other_type = "";                   // of the others, in config.json
+  bool attention_last = false;                   // if it is too shallow for that, its last layer has attention
   Index without_rope_every = 0;  // every n-th layer has no RoPE, if a file does not list them; 0: all have it
   bool rope_alpha = false;       // dynamic RoPE scaling by "alpha": a larger theta, for all lengths
+  bool rope_by_theta = false;    // layers have RoPE only if a file has its theta
   bool query_beta = false;  // queries scaled by a factor that grows with the position: "llama_4_scaling_beta" of RoPE
   Modules modules = {};
   std::vector<Published> published = {};
