@@ -60,8 +60,8 @@ class TransformerLayer {
         c(c),
         mixer(dev, c, frequencies, number, w, sequence),
         feed_forward(dev, c, w),
-        mixer_branch(dev, c, w.attention_norm, w.post_attention_norm),
-        feed_forward_branch(dev, c, c.parallel ? w.attention_norm : w.mlp_norm, w.post_mlp_norm) {}
+        mixer_branch(dev, c, number, w.attention_norm, w.post_attention_norm),
+        feed_forward_branch(dev, c, number, c.parallel ? w.attention_norm : w.mlp_norm, w.post_mlp_norm) {}
 
   // y = layer(x) for the rows of a chunk. Reads the summary of earlier rows and writes that of these rows. y may be x.
   void forward(Matrix<T> y, const Chunk<T>& chunk) {

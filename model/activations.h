@@ -25,13 +25,14 @@ void for_each_activation(const Config& c, Index layer, Index ranks, Activations<
   const auto own = [&](Part part, Matrix<T>& matrix, Index columns) { f(part, matrix, columns, View::own_rows); };
   own(normed, a.mixer_input, c.hidden);
   with_mixer(c, layer, [&](auto mixer) { mixer.for_each_activation(c, ranks, mixer.of(a.mixer), f); });
-  if (c.post_norms) own(mixer_output, a.mixer_output, c.hidden);
-  own(c.post_norms ? normed : mixer_output, a.middle, c.hidden);
+  const bool norm_follows = c.has_post_norms(layer);
+  if (norm_follows) own(mixer_output, a.mixer_output, c.hidden);
+  own(norm_follows ? normed : mixer_output, a.middle, c.hidden);
   own(normed, a.feed_forward_input, c.hidden);
   if (c.gated()) own(gate_up, a.feed_forward.gate, c.mlp);
   own(gate_up, a.feed_forward.up, c.mlp);
   own(activated, a.feed_forward.activated, c.mlp);
-  if (c.post_norms) own(feed_forward_output, a.feed_forward_output, c.hidden);
+  if (norm_follows) own(feed_forward_output, a.feed_forward_output, c.hidden);
 }
 
 // Whether a model's layers have this part.

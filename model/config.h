@@ -45,11 +45,12 @@ struct Config {
   Index max_length = 0;  // rows of the learned position table; with RoPE, the context length of pretraining
   Norm norm = Norm::rms;
   double norm_eps = 1e-5, norm_offset = 0;
-  bool norm_bias = true;    // of LayerNorm
-  bool norm_weight = true;  // of all norms
-  bool pre_norms = true;    // the inputs of attention and MLP are normalised
-  bool post_norms = false;  // their outputs are normalised before they are added
-  bool parallel = false;    // attention and MLP have the same input, and both outputs are added to it
+  bool norm_bias = true;        // of LayerNorm
+  bool norm_weight = true;      // of all norms
+  bool pre_norms = true;        // the inputs of attention and MLP are normalised
+  bool post_norms = false;      // their outputs are normalised before they are added
+  bool norms_by_mixer = false;  // ... in layers with attention; in others it is the other way round
+  bool parallel = false;        // attention and MLP have the same input, and both outputs are added to it
   Positions positions = Positions::rope;
   double rope_theta = 10000;
   RopeScaling rope_scaling = {};
@@ -76,6 +77,8 @@ struct Config {
   bool attention_gate = false;         // attention's output is multiplied by the sigmoid of a projection
   // Of gated delta rules. Value heads share key heads in groups.
   Index delta_key_heads = 0, delta_value_heads = 0, delta_key_dim = 0, delta_value_dim = 0;
+  bool negative_eigenvalues = false;  // beta is doubled
+  double output_norm_eps = 0;         // of the norm of its output; 0: that of other norms
 
   // What is trained: adapters always; other parameters if they are in this set, by name. Without a set: all of them.
   std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
@@ -109,6 +112,9 @@ struct Config {
   MixerKind mixer(Index layer) const {
     return mixers.empty() ? MixerKind::attention : mixers[static_cast<std::size_t>(layer)];
   }
+  bool swaps_norms(Index layer) const { return norms_by_mixer && mixer(layer) != MixerKind::attention; }
+  bool has_pre_norms(Index layer) const { return pre_norms != swaps_norms(layer); }
+  bool has_post_norms(Index layer) const { return post_norms != swaps_norms(layer); }
   NormStyle norm_style() const { return {.eps = norm_eps, .centered = norm == Norm::layer, .offset = norm_offset}; }
   NormStyle head_norm_style() const { return {.eps = norm_eps, .centered = false, .offset = norm_offset}; }
   AttentionShape attention(Index layer) const {
@@ -173,7 +179,7 @@ inline void validate(const Config& c) {
             " value heads of a delta rule cannot share ", c.delta_key_heads, " key heads evenly");
   }
   require(c.window >= 0, "model: the attention window must not be negative");
-  require(c.norm_eps > 0 && c.rope_theta > 0 && c.local_rope_theta >= 0,
+  require(c.norm_eps > 0 && c.output_norm_eps >= 0 && c.rope_theta > 0 && c.local_rope_theta >= 0,
           "model: norm epsilon and rope theta must be positive");
   const RopeScaling& rope = c.rope_scaling;
   require(rope.type != RopeType::yarn || c.rope_theta > 1, "model: YaRN needs a rope theta above 1");

@@ -1,6 +1,6 @@
 // The gated delta rule, a recurrence: the mixer of some layers.
 //
-//   q, k, v     = silu(convolution(x qkvᵀ))                  kernels/short_convolution.cuh
+//   q, k, v     = silu(convolution(x (q|k|v)ᵀ))              kernels/short_convolution.cuh
 //   β, g        = gates(x betaᵀ, x decayᵀ)                   kernels/delta_gates.cuh
 //   mixed       = delta_rule(q, k, v, β, g)                  kernels/delta_rule.cuh
 //   output      = (norm(mixed) * silu(x zᵀ)) oᵀ              a norm of each value head
@@ -50,13 +50,21 @@ struct DeltaRule {
     return shape;
   }
   static Index divisor(const Config& c) { return c.delta_key_heads; }
+  // The columns of q, k and v, side by side.
+  static std::array<Rows, 3> parts(const Config& c) {
+    const Index keys = c.delta_key_width();
+    return {Rows{0, keys}, Rows{keys, 2 * keys}, Rows{2 * keys, c.delta_width()}};
+  }
 
   template <class T>
   static void parameters(Section<T>& rows, Layer<T>& w) {
     const Config& c = rows.c;
     const Modules& names = family_of(c).modules;
-    const Index d = c.hidden, width = c.delta_width(), values = c.delta_value_width(), heads = c.delta_value_heads;
-    rows.linear("attention", w.qkv, names.qkv, {width, d}, Init::normal, false);
+    const Index d = c.hidden, keys = c.delta_key_width(), values = c.delta_value_width(), heads = c.delta_value_heads,
+                width = c.delta_width();
+    rows.linear("attention", w.q, names.delta_q, {keys, d}, Init::normal, false);
+    rows.linear("attention", w.k, names.delta_k, {keys, d}, Init::normal, false);
+    rows.linear("attention", w.v, names.delta_v, {values, d}, Init::normal, false);
     rows.row(w.taps, names.convolution, ".weight", {width, c.convolution_width}, Init::normal).per_channel = true;
     rows.linear("attention", w.z, names.z, {values, d}, Init::normal, false);
     rows.linear("attention", w.beta, names.beta, {heads, d}, Init::normal, false);
@@ -97,9 +105,8 @@ struct DeltaRule {
   template <class Device, class T>
   static void complete(Device& dev, const Group& ranks, DeltaActivations<T>& a, const Config& c, Index own_rows) {
     HeadExchange exchange(dev, ranks);
-    const Index keys = c.delta_key_width();
-    a.q.rows = a.convolved.columns(0, keys), a.k.rows = a.convolved.columns(keys, keys);
-    a.v.rows = a.convolved.columns(2 * keys, c.delta_value_width());
+    const auto [q, k, v] = parts(c);
+    a.q.rows = a.convolved.columns(q), a.k.rows = a.convolved.columns(k), a.v.rows = a.convolved.columns(v);
     if (exchange.alone()) {
       for (Exchanged<T>* m : {&a.q, &a.k, &a.v, &a.beta}) m->heads = m->rows;
       a.decay.heads = a.decay.rows;
@@ -191,16 +198,21 @@ class GatedDeltaRule {
     edges.backward(dpast.edges, chunk.at.rows, in, dqkv);
     convolution_backward<Device, T>(dev, g.taps, in, dqkv, dpast.edges);
     const auto dx = matrix(dy.rows, chunk.x.cols);
+    const auto [q, k, v] = Description::parts(c);
     linear_backward(
         dev, dx, chunk.x,
-        {Back{g.qkv, a.qkv, w.qkv}, Back{g.z, dz, w.z}, Back{g.beta, db, w.beta}, Back{g.decay, da, w.decay}},
+        {Back{g.q, a.qkv.columns(q), w.q}, Back{g.k, a.qkv.columns(k), w.k}, Back{g.v, a.qkv.columns(v), w.v},
+         Back{g.z, dz, w.z}, Back{g.beta, db, w.beta}, Back{g.decay, da, w.decay}},
         Update::assign);
     return dx;
   }
 
  private:
   void project_inputs(const Activations& a, Matrix<T> x) {
-    linear(dev, a.qkv, x, w.qkv);
+    const auto [q, k, v] = Description::parts(c);
+    linear(dev, a.qkv.columns(q), x, w.q);
+    linear(dev, a.qkv.columns(k), x, w.keys());
+    linear(dev, a.qkv.columns(v), x, w.values());
     linear(dev, a.b, x, w.beta);
     linear(dev, a.a, x, w.decay);
   }
@@ -251,15 +263,13 @@ class GatedDeltaRule {
         convert(dev, started.slice({0, rest.size()}).columns(column, all.cols), all.slice(rest));
     };
     join(qkv, 0, a.convolved), join(beta, qkv.cols, a.beta.rows), join(decay, qkv.cols + heads, a.decay.rows);
-    const Index keys = c.delta_key_width();
+    const auto [q, k, v] = Description::parts(c);
     for (const Rows rows : {Rows{begin, last}, Rows{std::max(begin, last), end}}) {  // whole blocks, and the rest
       if (rows.size() <= 0) continue;
       const auto part = [&](auto m) { return m.slice({rows.begin - begin, rows.end - begin}); };
-      const Matrix<T> q = part(qkv);
-      delta_rule<Device, T>(
-          dev, part(out),
-          {q.columns(0, keys), q.columns(keys, keys), q.columns(2 * keys, out.cols), part(beta), part(decay)},
-          {rows, mask.key_begin, shape, states, true});
+      const Matrix<T> all = part(qkv);
+      delta_rule<Device, T>(dev, part(out), {all.columns(q), all.columns(k), all.columns(v), part(beta), part(decay)},
+                            {rows, mask.key_begin, shape, states, true});
     }
     convert(dev, a.mixed.rows.slice(piece.rows()), out.slice({old, out.rows}));
   }
@@ -269,11 +279,11 @@ class GatedDeltaRule {
                      const Summary<A>& dpast, const Chunk& chunk) {
     auto scope = dev.scope();
     const Activations& a = chunk.a;
-    const Index rows = chunk.at.rows.size(), keys = c.delta_key_width(), heads = c.delta_value_heads;
-    const Exchanged<T> dout = exchange.with_heads(dmixed, rows),
-                       dq = exchange.with_heads(dconvolved.columns(0, keys), rows),
-                       dk = exchange.with_heads(dconvolved.columns(keys, keys), rows),
-                       dv = exchange.with_heads(dconvolved.columns(2 * keys, c.delta_value_width()), rows);
+    const Index rows = chunk.at.rows.size(), heads = c.delta_value_heads;
+    const auto [q, k, v] = Description::parts(c);
+    const Exchanged<T> dout = exchange.with_heads(dmixed, rows), dq = exchange.with_heads(dconvolved.columns(q), rows),
+                       dk = exchange.with_heads(dconvolved.columns(k), rows),
+                       dv = exchange.with_heads(dconvolved.columns(v), rows);
     const Exchanged<A> dbeta = exchange.with_heads(allocate<A>(dev, dmixed.rows, heads, Kind::chunk), rows),
                        ddecay = exchange.with_heads(allocate<A>(dev, dmixed.rows, heads, Kind::chunk), rows);
     exchange.to_heads(dout);
@@ -290,14 +300,17 @@ class GatedDeltaRule {
   DeltaSpan<A> span(const StreamRows& at, const Summary<T>& past) const {
     return {at.rows, at.mask.key_begin, shape, past.states};
   }
-  DeltaGates<T> gates_of(const Activations& a) const { return {a.a, a.b, w.a_log, w.dt_bias}; }
+  DeltaGates<T> gates_of(const Activations& a) const {
+    return {a.a, a.b, w.a_log, w.dt_bias, A(c.negative_eigenvalues ? 2 : 1)};
+  }
   ConvolutionChunk<T> convolution_of(const Activations& a, const StreamRows& at, const Summary<T>& past) const {
     return edges.chunk({}, {}, a.qkv, w.taps, past.edges, at);
   }
   // A row for each value head.
   Matrix<T> heads_of(Matrix<T> x) const { return x.reshape(c.delta_value_dim); }
   NormInput<T, A> norm_input(const Activations& a) const {
-    return {heads_of(a.mixed.rows), w.output_norm, {.eps = c.norm_eps}, c.delta_value_heads};
+    const double eps = c.output_norm_eps > 0 ? c.output_norm_eps : c.norm_eps;
+    return {heads_of(a.mixed.rows), w.output_norm, {.eps = eps}, c.delta_value_heads};
   }
   Matrix<T> matrix(Index rows, Index cols) { return allocate<T>(dev, rows, cols, Kind::chunk); }
 

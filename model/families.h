@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "model/families/lfm2.h"
+#include "model/families/olmo_hybrid.h"
 #include "model/families/qwen3_5.h"
 #include "model/families/variants.h"
 
@@ -16,11 +17,11 @@ namespace streambp {
 
 // All families. A program may add its own.
 inline std::deque<ModelFamily>& model_families() {
-  static std::deque<ModelFamily> all = {gpt2(),   llama(),   mistral(),  ministral(),  ministral3(),     qwen2(),
-                                        qwen3(),  gemma(),   gemma2(),   gemma3(),     nanochat(),       phi3(),
-                                        olmo2(),  olmo3(),   smollm3(),  granite(),    granite_hybrid(), exaone4(),
-                                        cohere(), cohere2(), glm(),      glm4(),       hunyuan(),        ernie4_5(),
-                                        helium(), arcee(),   seed_oss(), starcoder2(), lfm2(),           qwen3_5()};
+  static std::deque<ModelFamily> all = {
+      gpt2(),           llama(),   mistral(),  ministral(),  ministral3(), qwen2(),   qwen3(),      gemma(),
+      gemma2(),         gemma3(),  nanochat(), phi3(),       olmo2(),      olmo3(),   smollm3(),    granite(),
+      granite_hybrid(), exaone4(), cohere(),   cohere2(),    glm(),        glm4(),    hunyuan(),    ernie4_5(),
+      helium(),         arcee(),   seed_oss(), starcoder2(), lfm2(),       qwen3_5(), olmo_hybrid()};
   return all;
 }
 inline const ModelFamily& family_named(const std::string& name) {
@@ -73,13 +74,18 @@ inline Config make_config(const std::string& family, const Sizes& s) {
   }
   for (Index l = 1; f.attention_every > 0 && l <= s.layers; ++l)
     c.mixers.push_back(l % f.attention_every == 0 ? MixerKind::attention : f.other_mixer);
-  if (c.has_delta_rule()) {  // the same heads as attention's
+  if (f.attention_last && f.attention_every > s.layers) c.mixers.back() = MixerKind::attention;
+  if (c.has_delta_rule()) {  // the same heads as attention's, where the family does not say otherwise
     c.delta_key_heads = s.kv_heads, c.delta_value_heads = s.heads;
     c.delta_key_dim = c.delta_value_dim = s.head_dim;
+    for (const Field& field : f.fields)
+      if (const auto* formula = std::get_if<Formula>(&field.value); formula && formula->of_delta_rule)
+        c.*std::get<Member<Index>>(field.meaning) = static_cast<Index>(formula->of(c));
   }
   if (f.local == LocalLayers::most) c.local = all_but_every_layer(f.global_every, s.layers);
   if (f.without_rope_every > 0) c.without_rope = every_layer(f.without_rope_every, s.layers);
   if (f.local_rope) c.without_rope = without(c.local);
+  if (f.rope_by_theta) c.without_rope.assign(static_cast<std::size_t>(s.layers), true);
   return c;
 }
 

@@ -41,6 +41,7 @@ struct OrNull {
 struct Formula {
   const char* text;
   double (*of)(const Config&);
+  bool of_delta_rule = false;  // holds for new models, too
 };
 
 enum class Written { always, if_unusual };
@@ -59,6 +60,12 @@ struct Field {
 // "sliding_window"; `all` cannot list them; of `most`, every n-th layer is global.
 enum class LocalLayers { none, all, all_or_listed, all_if_named, upper, most };
 
+// A module that files may have under another name, or in several tensors, one after the other.
+struct StoredAs {
+  std::vector<const char*> stored;
+  const char* module;
+};
+
 // The names of modules in files; their tensors are NAME.weight and NAME.bias. Linear layers of one name are parts of one
 // tensor, in the order of the layer's table.
 struct Modules {
@@ -69,13 +76,14 @@ struct Modules {
   const char *q_norm = "self_attn.q_norm", *k_norm = "self_attn.k_norm";
   const char *post_attention_norm = "", *post_mlp_norm = "";
   const char *convolution_in = "", *convolution = "", *convolution_out = "";
-  const char *qkv = "", *z = "", *beta = "", *decay = "", *a_log = "", *dt_bias = "", *output_norm = "",
-             *delta_out = "";
+  const char *delta_q = "", *delta_k = "", *delta_v = "", *z = "", *beta = "", *decay = "", *a_log = "", *dt_bias = "",
+             *output_norm = "", *delta_out = "";
   const char *gate = "mlp.gate_proj", *up = "mlp.up_proj", *down = "mlp.down_proj";
 
   bool transposed = false;  // linear layers are stored as (inputs x outputs)
   const char* root = "";    // comes before all names but the head's: always in adapters, sometimes in models
   std::vector<const char*> unused = {};  // the ends of names of tensors that files have without need
+  std::vector<StoredAs> others = {};     // what files may have otherwise
 };
 
 // What distinguishes the models of a family.
@@ -104,8 +112,10 @@ struct ModelFamily {
   Index attention_every = 0;                     // every n-th layer of a new model has attention; 0: all
   MixerKind other_mixer = MixerKind::attention;  // of the others
   const char* other_type = "";                   // of the others, in config.json
+  bool attention_last = false;                   // if it is too shallow for that, its last layer has attention
   Index without_rope_every = 0;  // every n-th layer has no RoPE, if a file does not list them; 0: all have it
   bool rope_alpha = false;       // dynamic RoPE scaling by "alpha": a larger theta, for all lengths
+  bool rope_by_theta = false;    // layers have RoPE only if a file has its theta
   bool query_beta = false;  // queries scaled by a factor that grows with the position: "llama_4_scaling_beta" of RoPE
   Modules modules = {};
   std::vector<Published> published = {};

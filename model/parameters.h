@@ -20,14 +20,15 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   const Modules& names = family_of(c).modules;
   const Index d = c.hidden, m = c.mlp;
   Section<T> rows = {c, module_name(c, names.layers) + std::to_string(l) + "."};
-  if (c.pre_norms) rows.norm(w.attention_norm, names.attention_norm, d, c.norm);
+  const bool before = c.has_pre_norms(l), after = c.has_post_norms(l);
+  if (before) rows.norm(w.attention_norm, names.attention_norm, d, c.norm);
   with_mixer(c, l, [&](auto mixer) { mixer.parameters(rows, w); });
-  if (c.post_norms) rows.norm(w.post_attention_norm, names.post_attention_norm, d, Norm::rms);
-  if (c.pre_norms && !c.parallel) rows.norm(w.mlp_norm, names.mlp_norm, d, c.norm);
+  if (after) rows.norm(w.post_attention_norm, names.post_attention_norm, d, Norm::rms);
+  if (before && !c.parallel) rows.norm(w.mlp_norm, names.mlp_norm, d, c.norm);
   if (c.gated()) rows.linear("mlp", w.gate, names.gate, {m, d}, Init::normal, c.mlp_bias);
   rows.linear("mlp", w.up, names.up, {m, d}, Init::normal, c.mlp_bias);
   rows.linear("mlp", w.down, names.down, {d, m}, Init::residual, c.mlp_bias);
-  if (c.post_norms) rows.norm(w.post_mlp_norm, names.post_mlp_norm, d, Norm::rms);
+  if (after) rows.norm(w.post_mlp_norm, names.post_mlp_norm, d, Norm::rms);
   return std::move(rows.table);
 }
 

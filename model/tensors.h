@@ -40,18 +40,19 @@ struct Parameter {
 template <class T>
 struct Layer {
   NormWeights<T> attention_norm, q_norm, k_norm, post_attention_norm, mlp_norm, post_mlp_norm;
-  Linear<T> q, k, v, gate, up, down;
+  Linear<T> q, k, v;  // of attention, or of a gated delta rule
+  Linear<T> gate, up, down;
   Linear<T> o;        // of any mixer
   Linear<T> b, c, x;  // of a short convolution
   Matrix<T> taps;
   Linear<T> attention_gate;
-  Linear<T> qkv, z, beta, decay;  // of a gated delta rule
+  Linear<T> z, beta, decay;  // of a gated delta rule
   Matrix<Accumulator<T>> a_log;
   Matrix<T> dt_bias;
   NormWeights<Accumulator<T>> output_norm;
 
-  // Where q, k and v are one tensor in files, as in GPT-2, their adapters share q's a; so do q and attention's gate in
-  // Qwen3.5, gate and up in Phi-3, and b, c and x of a convolution.
+  // Where q, k and v are one tensor in files, as in GPT-2 and in Qwen3.5's delta rules, their adapters share q's a; so do q
+  // and attention's gate in Qwen3.5, gate and up in Phi-3, and b, c and x of a convolution.
   Linear<T> keys() const { return with_shared_a(k, q); }
   Linear<T> values() const { return with_shared_a(v, q); }
   Linear<T> gate_of_attention() const { return with_shared_a(attention_gate, q); }

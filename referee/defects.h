@@ -348,6 +348,8 @@ inline const std::vector<Defect>& all_defects() {
        [](TrainingCase& c) { return delta<&Wrong::state_leaks>(c) && change(c.wrong.convolution_leaks, true); }},
       {"state-bf16", "delta rules with a state in bfloat16", delta<&Wrong::rounds_state>},
       {"delta-unscaled", "delta rules of queries and keys of any length", delta<&Wrong::normalises_keys, false>},
+      {"beta-undoubled", "delta rules with a beta up to 1 in a model where it goes up to 2",
+       [](TrainingCase& c) { return c.config.negative_eigenvalues && delta<&Wrong::doubles_beta, false>(c); }},
       {"decay-missing", "delta rules without decay", delta<&Wrong::decays, false>},
       {"decay-bias", "delta rules that decay without dt_bias", delta<&Wrong::decays_by_bias, false>},
       {"decay-softplus", "delta rules that decay by exp(A) exp instead of exp(A) softplus",

@@ -133,19 +133,25 @@ inline Array delta_rule(Tape& tape, const Config& c, const TokenBatch& batch, co
   const Index heads = c.delta_value_heads, key_heads = c.delta_key_heads, keys = c.delta_key_dim,
               values = c.delta_value_dim;
   const auto silu = [&](Array a) { return activation(tape, Mlp::swiglu, a); };
-  const Array qkv = silu(convolution(tape, batch, linear(tape, x, w.qkv), w.taps));
-  const auto unit_head = [&](const char* name, Index first) {
-    const Array head = columns(qkv, first * keys, keys);
+  const auto convolved = [&](const Linear<Number>& part, Index first) {
+    const Array y = linear(tape, x, part);
+    return silu(convolution(tape, batch, y, w.taps.slice({first, first + y.cols})));
+  };
+  const Array q_all = convolved(w.q, 0), k_all = convolved(w.keys(), key_heads * keys);
+  const auto unit_head = [&](const char* name, Array all, Index h) {
+    const Array head = columns(all, h * keys, keys);
     return branch(tape, name, tape.wrong.normalises_keys ? unit(tape, head, 1e-6) : head);
   };
-  const Array v = branch(tape, "branch-values", columns(qkv, 2 * key_heads * keys, heads * values));
-  const Array beta = sigmoid(tape, linear(tape, x, w.beta)), g = log_decay(tape, w, x);
+  const Array v = branch(tape, "branch-values", convolved(w.values(), 2 * key_heads * keys));
+  Array beta = sigmoid(tape, linear(tape, x, w.beta));
+  if (c.negative_eigenvalues && tape.wrong.doubles_beta) beta = add(tape, beta, beta);
+  const Array g = log_decay(tape, w, x);
   const Array o = tape.zeros(x.rows, heads * values),
               root = tape.constant(x.rows, keys, 1 / std::sqrt(static_cast<double>(keys)));
   for (Index h = 0; h < heads; ++h) {
     const Index shared = tape.wrong.heads_in_turn ? h % key_heads : h / (heads / key_heads);
-    const Array q = multiply(tape, unit_head("branch-queries", shared), root),
-                k = unit_head("branch-keys", key_heads + shared);
+    const Array q = multiply(tape, unit_head("branch-queries", q_all, shared), root),
+                k = unit_head("branch-keys", k_all, shared);
     delta_rule(
         tape, batch,
         {q, k, columns(v, h * values, values), columns(beta, h, 1), columns(g, h, 1), columns(o, h * values, values)});
@@ -156,6 +162,7 @@ inline Array delta_rule(Tape& tape, const Config& c, const TokenBatch& batch, co
   if (tape.wrong.gates_before_norm) y = multiply(tape, y, z);
   Config plain = c;
   plain.norm_offset = tape.wrong.adds_one_to_output_norm ? 1 : 0;
+  if (c.output_norm_eps > 0) plain.norm_eps = c.output_norm_eps;
   y = norm(tape, plain, Norm::rms, y, w.output_norm.weight);
   if (!tape.wrong.gates_before_norm) y = multiply(tape, y, z);
   return linear(tape, Array(y.data, x.rows, heads * values, heads * values, 1), w.o);
@@ -170,26 +177,29 @@ inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
 }
 
 // h = x + attention(norm(x))        y = h + mlp(norm(h))        with post-norms: x + norm(attention(...)), h + norm(mlp(...))
-// Some models have only post-norms. Parallel branches: y = h + mlp(norm(x)). Some scale both branches.
+// Some models have only post-norms, some of these only in layers with attention. Parallel branches: y = h + mlp(norm(x)). Some
+// scale both branches.
 inline Array layer(Tape& tape, const Config& c, LayerKind kind, const TokenBatch& batch, const Layer<Number>& w,
                    Array x) {
   const auto scaled = [&](Array y) { return multiply(tape, y, tape.constant(y.rows, y.cols, c.residual_scale)); };
+  const bool other_way = c.norms_by_mixer && kind.mixer != MixerKind::attention;
+  const bool before = other_way ? c.post_norms : c.pre_norms, after = other_way ? c.pre_norms : c.post_norms;
   const auto normed = [&](Array y, const NormWeights<Number>& weights) {
-    return c.pre_norms ? norm(tape, c, c.norm, y, weights.weight, weights.bias) : y;
+    return before ? norm(tape, c, c.norm, y, weights.weight, weights.bias) : y;
   };
   const Array x_norm =
       branch(tape, "branch-attention-norm", normed(branch(tape, "branch-attention-input", x), w.attention_norm));
   Array attended = kind.mixer == MixerKind::attention     ? attention(tape, c, kind, batch, w, x_norm)
                    : kind.mixer == MixerKind::convolution ? short_convolution(tape, batch, w, x_norm)
                                                           : delta_rule(tape, c, batch, w, x_norm);
-  if (c.post_norms) attended = norm(tape, c, c.norm, attended, w.post_attention_norm.weight);
+  if (after) attended = norm(tape, c, c.norm, attended, w.post_attention_norm.weight);
   const Array h =
       add(tape, branch(tape, "branch-attention-skip", x), scaled(branch(tape, "branch-attention", attended)));
   const auto own_norm = [&] {
     return branch(tape, "branch-mlp-norm", normed(branch(tape, "branch-mlp-input", h), w.mlp_norm));
   };
   Array y = mlp(tape, c, w, c.parallel ? x_norm : own_norm());
-  if (c.post_norms) y = norm(tape, c, c.norm, y, w.post_mlp_norm.weight);
+  if (after) y = norm(tape, c, c.norm, y, w.post_mlp_norm.weight);
   return add(tape, branch(tape, "branch-mlp-skip", h), scaled(branch(tape, "branch-mlp", y)));
 }
 

@@ -15,8 +15,8 @@ struct Wrong {
   bool heads_in_turn = false;      // query heads share key/value heads in turn, instead of in groups
   bool gates_attention = true;
   // Of delta rules.
-  bool state_leaks = false, rounds_state = false;  // from the document before; to bfloat16 after every row
-  bool normalises_keys = true;                     // and queries: they have length 1
+  bool state_leaks = false, rounds_state = false;    // from the document before; to bfloat16 after every row
+  bool normalises_keys = true, doubles_beta = true;  // queries and keys have length 1; beta, where the model doubles it
   bool decays = true, decays_by_softplus = true, decays_by_bias = true;
   bool gates_before_norm = false, adds_one_to_output_norm = false;
   bool stops_at_head = false;  // backward does not reach the layers

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from transformers import (
     ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config,
     GraniteConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, Lfm2Config, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
-    NanoChatConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SeedOssConfig, SmolLM3Config, Starcoder2Config,
+    NanoChatConfig, Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SeedOssConfig, SmolLM3Config, Starcoder2Config,
     Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config, Qwen3VLConfig, SmolVLMConfig,
 )  # fmt: skip
 
@@ -71,6 +71,11 @@ CONFIGS = {
     "qwen3_5": Qwen3_5TextConfig(
         **SIZES, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
         layer_types=["linear_attention", "full_attention", "linear_attention"], tie_word_embeddings=True),
+    # transformers writes the convolution's tensor in three equal parts. "olmo_no_rope" is the published form.
+    "olmo_hybrid": OlmoHybridConfig(
+        **SIZES, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=12, linear_value_head_dim=32,
+        layer_types=["linear_attention", "full_attention", "linear_attention"]),
+    "olmo_no_rope": OlmoHybridConfig(**SIZES, rope_theta=None, linear_value_head_dim=16),
     "hunyuan": HunYuanDenseV1Config(**SIZES, head_dim=32, rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=20.0, factor=1.0)),
     "ernie4_5": Ernie4_5Config(**SIZES, head_dim=32, use_bias=True),
     "helium": HeliumConfig(**SIZES, head_dim=16),

@@ -16,10 +16,10 @@ from safetensors.torch import save
 # Their names in model_type, where these are not those of the classes in lower case.
 FAMILIES = [
     "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Granite", "GraniteMoeHybrid",
-    "Helium", "HunYuanDenseV1", "Lfm2", "Llama", "Ministral", "Ministral3", "Mistral", "NanoChat", "Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "Qwen3_5", "SeedOss",
+    "Helium", "HunYuanDenseV1", "Lfm2", "Llama", "Ministral", "Ministral3", "Mistral", "NanoChat", "Olmo2", "Olmo3", "OlmoHybrid", "Phi3", "Qwen2", "Qwen3", "Qwen3_5", "SeedOss",
     "SmolLM3", "Starcoder2",
 ]  # fmt: skip
-TYPES = {"Gemma3": "gemma3_text", "HunYuanDenseV1": "hunyuan_v1_dense", "Qwen3_5": "qwen3_5_text", "SeedOss": "seed_oss"}
+TYPES = {"Gemma3": "gemma3_text", "HunYuanDenseV1": "hunyuan_v1_dense", "OlmoHybrid": "olmo_hybrid", "Qwen3_5": "qwen3_5_text", "SeedOss": "seed_oss"}
 ACTIVATIONS = {"Arcee": "relu2", "Gemma": "gelu", "Gemma2": "gelu_pytorch_tanh", "Gemma3": "gelu_pytorch_tanh",
                "NanoChat": "relu2", "Starcoder2": "gelu_pytorch_tanh"}  # fmt: skip
 EPSILONS = {"Cohere": "layer_norm_eps", "Cohere2": "layer_norm_eps", "Lfm2": "norm_eps", "Starcoder2": "norm_epsilon"}
@@ -105,16 +105,23 @@ def make_model(config, random):
             noise = 0.25 * torch.randn(parameter.shape, generator=random, dtype=torch.double)
             parameter.copy_((noise + 1 if norm_weight else noise).type(FLOAT32))
             stretch_gates(name, parameter)
+            if config["model_type"] == "olmo_hybrid" and name.endswith("conv1d.weight"):
+                shrink_values(model.config, parameter)
     return model
 
 
 def stretch_gates(name, parameter):
-    """Delta rules in all regimes: a head forgets everything at once, the others more and more slowly; beta near 0 and 1."""
+    """Delta rules in all regimes: a head forgets everything at once, the others more and more slowly; beta near 0 and 1 or 2."""
     if name.endswith("linear_attn.A_log"):  # exp(-exp(7)) is 0, and exp(-exp(-4)) is 0.98
         parameter += torch.cat([torch.tensor([7.0]), torch.linspace(-1, -4, len(parameter) - 1)]).type(FLOAT32)
-    if name.endswith("linear_attn.in_proj_b.weight"):
+    if name.endswith(("linear_attn.in_proj_b.weight", "linear_attn.b_proj.weight")):
         parameter[1::2] *= 32
     parameter.copy_(parameter.type(FLOAT32))
+
+
+def shrink_values(config, taps):
+    """The epsilon of a delta rule's output norm is fixed and small: near zero, gradients would be steep and magnify rounding."""
+    taps[-config.linear_num_value_heads * config.linear_value_head_dim :] /= 256
 
 
 def checkpoint_parameters(model):

@@ -144,13 +144,17 @@ inline std::vector<Family> families() {
   c = add("qwen3_5", make_config("qwen3_5", {47, 26, 4, 4, 2, 16, 38, 0, false}));
   c->delta_key_heads = 2, c->delta_value_heads = 4, c->delta_key_dim = 5, c->delta_value_dim = 7;
   c->norm_eps = 0.1;  // of few small numbers, a norm multiplies the errors of rounding
+  c = add("olmo_hybrid", make_config("olmo_hybrid", {43, 24, 4, 4, 2, 6, 34, 0, false}));
+  c->delta_key_heads = 2, c->delta_key_dim = 5, c->delta_value_dim = 7;
+  c->norm_eps = 0.1, c->output_norm_eps = 0.5;
   return all;
 }
 
 // One of each kind of layer.
 inline std::vector<Family> distinct_families() {
-  static const std::set<std::string> distinct = {"gpt2",           "gemma2",  "gemma3",   "phi3", "olmo2",  "glm4",
-                                                 "granite_hybrid", "cohere2", "nanochat", "lfm2", "qwen3_5"};
+  static const std::set<std::string> distinct = {"gpt2",     "gemma2", "gemma3",         "phi3",
+                                                 "olmo2",    "glm4",   "granite_hybrid", "cohere2",
+                                                 "nanochat", "lfm2",   "qwen3_5",        "olmo_hybrid"};
   std::vector<Family> all = families();
   std::erase_if(all, [](const Family& family) { return !distinct.contains(family.name); });
   return all;

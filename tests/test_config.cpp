@@ -176,6 +176,51 @@ TEST(ConfigFile, DeltaRulesByNameAndByInterval) {
   EXPECT_PRED2(contains, refusal(json), "\"full_attention\" and \"linear_attention\" are");
 }
 
+// OLMo Hybrid's files say by a theta that there is RoPE, and by a null that there is none.
+TEST(ConfigFile, OlmoHybridHasRopeIfThereIsATheta) {
+  const Config published = known_models().at("olmo-hybrid-7b");
+  Json json = config_to_json(published);
+  EXPECT_FALSE(json.contains("no_rope_layers"));
+  EXPECT_EQ(config_from_json(json, "config.json"), published);
+  const auto rotates = [&](const Json& fields) {
+    Json other = json;
+    other.erase("rope_theta"), other.erase("rope_parameters");
+    other.update(fields);
+    const Config c = config_from_json(other, "config.json");
+    EXPECT_EQ(config_from_json(config_to_json(c), "again"), c) << fields;
+    return c.has_rope(3);
+  };
+  const Json theta = {{"rope_theta", 500.0}, {"rope_type", "default"}},
+             null = {{"rope_theta", nullptr}, {"rope_type", "default"}};
+  for (const Json& fields : std::vector<Json>{Json::object(),
+                                              {{"rope_theta", 500.0}},
+                                              {{"rope_theta", 500.0}, {"rope_parameters", nullptr}},
+                                              {{"rope_theta", nullptr}, {"rope_parameters", theta}},
+                                              {{"rope_parameters", theta}}})
+    EXPECT_TRUE(rotates(fields)) << fields;
+  for (const Json& fields : std::vector<Json>{{{"rope_parameters", nullptr}},
+                                              {{"rope_theta", nullptr}},
+                                              {{"rope_theta", nullptr}, {"rope_parameters", nullptr}},
+                                              {{"rope_parameters", null}}})
+    EXPECT_FALSE(rotates(fields)) << fields;
+}
+
+TEST(ConfigFile, OlmoHybridsWidthsFollowFromItsHeads) {
+  const Config c = make_config("olmo_hybrid", {100, 40, 3, 4, 4, 10, 64, 128, false});
+  Json json = config_to_json(c);
+  for (const char* name : {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+                           "linear_value_head_dim", "num_key_value_heads", "layer_types", "linear_allow_neg_eigval"})
+    json.erase(name);
+  EXPECT_EQ(config_from_json(json, "config.json"), c);
+  EXPECT_EQ(c.delta_key_dim, 7);  // three quarters of a head, rounded down
+  EXPECT_EQ(c.delta_value_dim, 14);
+  EXPECT_TRUE(c.negative_eigenvalues);
+  EXPECT_EQ(c.mixer(2), MixerKind::attention);  // the last of a few layers
+  EXPECT_EQ(c.mixer(1), MixerKind::delta_rule);
+  json["linear_num_key_heads"] = 0;
+  EXPECT_NE(refusal(json), "");
+}
+
 // Other fields of published files. None of them changes what the model computes.
 TEST(ConfigFile, IrrelevantFieldsAreAccepted) {
   Json json = small_llama();

@@ -275,5 +275,90 @@ TEST_F(ModelDirectories, OtherHeadsAreSavedAsTheyWereLoaded) {
   expect_refusal(c, "is not used by the model of config.json");
 }
 
+// Published files of OLMo Hybrid, and those that transformers writes, have other names, and a convolution in three tensors.
+class OlmoHybridFiles : public ModelDirectories {
+ protected:
+  void SetUp() override {
+    ModelDirectories::SetUp();
+    c = make("olmo_hybrid", "BF16");
+  }
+  Config c;
+  const std::string layer = "model.layers.0.", convolution = layer + "linear_attn.conv1d.weight";
+
+  // Gives the directory's tensors the names of published files, and the convolution pieces of these lengths.
+  void publish(const std::vector<Index>& lengths, bool in_attention) {
+    const SafetensorsFile file(dir / "model.safetensors");
+    SafetensorsWriter writer(dir / "new.safetensors", {{"format", "pt"}});
+    for (const auto& [name, tensor] : file.tensors()) {
+      std::string other = name;
+      const auto rename = [&](const char* from, const char* to) {
+        if (const auto at = other.find(from); at != other.npos) other.replace(at, std::strlen(from), to);
+      };
+      rename("input_layernorm", "attention_layer_norm");
+      if (in_attention || name.starts_with(layer)) rename("post_attention_layernorm", "feedforward_layer_norm");
+      if (name != convolution) {
+        writer.add(other, tensor.dtype, tensor.shape, tensor.data, tensor.bytes);
+        continue;
+      }
+      const std::byte* data = tensor.data;
+      for (std::size_t i = 0; i < lengths.size(); ++i) {
+        const std::size_t bytes = tensor.bytes / 64 * static_cast<std::size_t>(lengths[i]);
+        const std::string piece = layer + "linear_attn." + "qkv"[i] + "_conv1d.weight";
+        writer.add(piece, tensor.dtype, {lengths[i], 1, tensor.shape[2]}, data, bytes);
+        data += bytes;
+      }
+    }
+    writer.finish();
+    fs::rename(dir / "new.safetensors", dir / "model.safetensors");
+  }
+};
+
+TEST_F(OlmoHybridFiles, AreReadAndWrittenAsTheyAre) {
+  ASSERT_EQ(c.delta_width(), 4 * (4 + 4 + 8));
+  Held usual(c);
+  load_model(usual.dev, dir, usual.model());
+  const std::string before = read_file(dir / "model.safetensors");
+  for (const auto& [lengths, in_attention] : {std::pair(std::vector<Index>{16, 16, 32}, false), {{22, 21, 21}, true}}) {
+    write_file_atomically(dir / "model.safetensors", before);
+    publish(lengths, in_attention);
+    for (const std::size_t shard : {kLargestShard, std::size_t{3000}}) {
+      Held held(c);
+      load_model(held.dev, dir, held.model());
+      EXPECT_TRUE(held == usual);
+      fs::remove_all(dir / "again"), fs::create_directory(dir / "again");
+      save_model(held.dev, dir / "again", held.model(), ModelLayout(dir), {shard});
+      const SafetensorsFile stored(dir / "model.safetensors");
+      const ModelFiles again(dir / "again");
+      EXPECT_EQ(again.names().pieces, ModelFiles(dir).names().pieces);
+      Held twice(c);
+      load_model(twice.dev, dir / "again", twice.model());
+      EXPECT_TRUE(twice == usual);
+      if (shard != kLargestShard) continue;
+      const SafetensorsFile written(dir / "again/model.safetensors");
+      ASSERT_EQ(stored.tensors().size(), written.tensors().size());
+      for (const auto& [name, tensor] : stored.tensors()) {
+        ASSERT_EQ(tensor.shape, written.at(name).shape) << name;
+        EXPECT_EQ(std::memcmp(tensor.data, written.at(name).data, tensor.bytes), 0) << name;
+      }
+    }
+  }
+}
+
+TEST_F(OlmoHybridFiles, ThatAreIncompleteOrAmbiguousAreRefused) {
+  publish({16, 16, 32}, false);
+  EXPECT_EQ(refusal(c), "");
+  const std::string piece = layer + "linear_attn.v_conv1d.weight";
+  rewrite(piece, "F32", {32, 1, 4}, std::vector<float>(128));
+  expect_refusal(c, "cannot be joined to");
+  rewrite(piece, "F32", {}, {});
+  expect_refusal(c, "but there is no \"" + piece + "\"");
+  make("olmo_hybrid", "F32"), publish({16, 16, 32}, false);
+  rewrite(piece, "F32", {31, 1, 4}, std::vector<float>(124));
+  expect_refusal(c, "with its other pieces has shape [63,1,4], but the configuration needs [64,1,4]");
+  make("olmo_hybrid", "F32"), publish({16, 16, 32}, false);
+  rewrite(convolution, "F32", {64, 1, 4}, std::vector<float>(256));
+  expect_refusal(c, "is there twice, also as \"" + convolution);
+}
+
 }  // namespace
 }  // namespace streambp

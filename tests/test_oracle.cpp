@@ -41,7 +41,8 @@ class OracleMixers : public testing::Test {
   void delta_tensors() {
     const Index heads = c.delta_value_heads;
     x = tensor("x", batch.size(), c.hidden, 1);
-    w.qkv = linear("qkv", c.delta_width(), c.hidden);
+    w.q = linear("q", c.delta_key_width(), c.hidden), w.k = linear("k", c.delta_key_width(), c.hidden);
+    w.v = linear("v", c.delta_value_width(), c.hidden, true);
     w.taps = tensor("taps", c.delta_width(), c.convolution_width, 0.5);
     w.z = linear("z", c.delta_value_width(), c.hidden);
     w.beta = linear("beta", heads, c.hidden), w.decay = linear("decay", heads, c.hidden);
@@ -108,6 +109,12 @@ TEST_F(OracleMixers, TheGradientOfADeltaRuleIsThatOfFiniteDifferences) {
   expect_gradients(MixerKind::delta_rule);
 }
 
+TEST_F(OracleMixers, TheGradientOfADeltaRuleWithADoubledBetaIsThatOfFiniteDifferences) {
+  c.negative_eigenvalues = true, c.output_norm_eps = 0.1;
+  delta_tensors();
+  expect_gradients(MixerKind::delta_rule);
+}
+
 TEST_F(OracleMixers, TheGradientOfGatedAttentionIsThatOfFiniteDifferences) {
   documents({1, 2, 12});
   attention_tensors();
@@ -159,7 +166,7 @@ TEST_F(OracleMixers, ADocumentIsTheSameAloneAndPacked) {
 // Defects of hybrid models differ from the right gradient, and from each other.
 TEST(OracleDefects, EachHasItsOwnGradient) {
   Config c = make_config("qwen3_5", {13, 12, 4, 4, 2, 8, 10, 0, false});
-  c.rotary_share = 0.5;
+  c.rotary_share = 0.5, c.negative_eigenvalues = true;
   RecordedBatch recorded;
   recorded.batch = packed(c, {40, 1, 21});
   for (const std::int32_t target : recorded.batch.targets) recorded.batch.advantages.push_back(target >= 0);
@@ -185,9 +192,10 @@ TEST(OracleDefects, EachHasItsOwnGradient) {
     for (const auto& [name, other] : seen) EXPECT_GT(difference(of_defect, other), 1e-4) << defect.name << ", " << name;
     seen[defect.name] = of_defect;
   }
-  for (const char* name : {"state-leaks", "convolution-leaks", "state-and-convolution-leak", "state-reset", "convolution-reset", "gate-before-norm",
-                           "delta-unscaled", "decay-missing", "decay-bias", "decay-softplus", "state-bf16",
-                           "attention-gate", "rope-whole-head", "output-norm-offset", "heads-in-turn"})
+  for (const char* name :
+       {"state-leaks", "convolution-leaks", "state-and-convolution-leak", "state-reset", "convolution-reset",
+        "gate-before-norm", "delta-unscaled", "beta-undoubled", "decay-missing", "decay-bias", "decay-softplus",
+        "state-bf16", "attention-gate", "rope-whole-head", "output-norm-offset", "heads-in-turn"})
     EXPECT_TRUE(seen.contains(name)) << name;
 }
 

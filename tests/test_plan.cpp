@@ -212,7 +212,7 @@ TEST(Plan, ParameterCountsMatchPublishedModels) {
       {"ernie-4.5-0.3b", 360.7e6}, {"seed-oss-36b", 36151.1e6},   {"lfm2-350m", 354.5e6},
       {"lfm2-700m", 742.5e6},      {"lfm2-1.2b", 1170.3e6},       {"lfm2-2.6b", 2569.3e6},
       {"qwen3.5-0.8b", 752.4e6},   {"qwen3.5-2b", 1881.8e6},      {"qwen3.5-4b", 4205.8e6},
-      {"qwen3.5-9b", 8953.8e6},    {"qwen3.5-27b", 26896.0e6}};
+      {"qwen3.5-9b", 8953.8e6},    {"qwen3.5-27b", 26896.0e6},    {"olmo-hybrid-7b", 7430.9e6}};
   for (const auto& [model, count] : published) {
     EXPECT_NEAR(static_cast<double>(parameter_count(known_models().at(model))), count, 0.1e6) << model;
   }

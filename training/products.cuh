@@ -23,19 +23,21 @@ struct LinearShape {
 };
 
 inline std::vector<LinearShape> linear_shapes(const Config& c) {
-  const bool plain = !c.post_norms && c.residual_scale == 1;  // else the residual is added later
   std::set<LinearShape> shapes = {{.inputs = c.hidden, .outputs = c.vocab, .logits = true}};
   Tensors<float> tensors(c);
-  const Table<float> all = table(c, tensors);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const Parameter& p = all[i].parameter;
-    if (*p.group) {
-      const std::string bias = p.name.substr(0, p.name.rfind('.')) + ".bias";
-      const bool has_bias = i + 1 < all.size() && all[i + 1].parameter.name == bias,
-                 residual = p.init == Init::residual;
-      shapes.insert({p.cols, p.rows, has_bias, residual && plain, !residual});
-    } else if (p.adapter()) {  // a thin matrix is a linear layer
-      shapes.insert({.inputs = p.cols, .outputs = p.rows, .residual = p.init == Init::adapter_b, .adds = true});
+  for (Index l = 0; l < c.layers; ++l) {
+    const bool plain = !c.has_post_norms(l) && c.residual_scale == 1;  // else the residual is added later
+    const Table<float> all = layer_table(c, l, tensors.layers[static_cast<std::size_t>(l)]);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const Parameter& p = all[i].parameter;
+      if (*p.group) {
+        const std::string bias = p.name.substr(0, p.name.rfind('.')) + ".bias";
+        const bool has_bias = i + 1 < all.size() && all[i + 1].parameter.name == bias,
+                   residual = p.init == Init::residual;
+        shapes.insert({p.cols, p.rows, has_bias, residual && plain, !residual});
+      } else if (p.adapter()) {  // a thin matrix is a linear layer
+        shapes.insert({.inputs = p.cols, .outputs = p.rows, .residual = p.init == Init::adapter_b, .adds = true});
+      }
     }
   }
   std::set<LinearShape> parts;

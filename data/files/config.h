@@ -99,6 +99,13 @@ inline void read_layers_without_rope(const Fields& f, const ModelFamily& family,
   for (Index l = 0; l < c.layers; ++l) c.without_rope[l] = with_rope[l] == 0;
 }
 
+// Whether a file says, by a null, that no layer has RoPE.
+inline bool says_no_theta(const Json& json) {
+  const Json rope = json.value("rope_parameters", Json::object()), theta = json.value("rope_theta", Json(0));
+  return (rope.is_object() ? rope.value("rope_theta", theta) : theta).is_null() ||
+         (rope.is_null() && !json.contains("rope_theta"));
+}
+
 // Which layers have attention: given by "layer_types", by LFM2's "full_attn_idxs", which lists them, or every n-th.
 inline void read_mixers(const Fields& f, const ModelFamily& family, Config& c) {
   const bool lfm2 = family.other_mixer == MixerKind::convolution, listed = lfm2 && f.has("full_attn_idxs");
@@ -116,6 +123,7 @@ inline void read_mixers(const Fields& f, const ModelFamily& family, Config& c) {
     }
   }
   c.mixers.clear();
+  if (family.attention_last && !f.has("layer_types") && every > c.layers) others.back() = false;
   for (const bool other : others) c.mixers.push_back(other ? family.other_mixer : MixerKind::attention);
 }
 
@@ -259,6 +267,7 @@ inline Config config_from_json(const Json& json, const std::string& file, const 
   if (found->other_mixer == MixerKind::convolution) adjust_mlp(f, c);
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, *found, c);
+  if (found->rope_by_theta && says_no_theta(json)) c.without_rope.assign(static_cast<std::size_t>(c.layers), true);
   read_base(f, c, root);
   for (const char* name : {"is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"}) f.only(name, false);
   f.only("chunk_size_feed_forward", 0), f.only("pruned_heads", Json::object());
@@ -288,7 +297,8 @@ inline Json config_to_json(const Config& c) {
   for (const MixerKind mixer : c.mixers)
     json["layer_types"].push_back(mixer == MixerKind::attention ? "full_attention" : family.other_type);
   for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");
-  for (const bool without : family.local_rope ? std::vector<bool>() : c.without_rope)
+  if (family.rope_by_theta && !c.without_rope.empty()) json["rope_theta"] = json["rope_parameters"] = nullptr;
+  for (const bool without : family.local_rope || family.rope_by_theta ? std::vector<bool>() : c.without_rope)
     json["no_rope_layers"].push_back(without ? 0 : 1);
   write_rope(json, c.rope_scaling);
   return json;

@@ -19,6 +19,7 @@ struct StoredNames {
   std::string prefix = {};  // comes before all names but the head's
   // In a multimodal model: names begin with `text` instead of `root`.
   std::string root = {}, text = {}, head = "lm_head.weight";
+  TensorPieces pieces = {};  // also of tensors with another name: by the usual one
 
   std::string of(const std::string& name) const {
     if (name == "lm_head.weight") return head;
@@ -45,6 +46,8 @@ class ModelFiles {
       if (tensors.contains(prefix + family.modules.tokens + ".weight")) names_.prefix = prefix;
     }
     if (!root.empty()) names_.root = root, find_text_model();
+    for (const auto& family : model_families())
+      for (const StoredAs& other : family.modules.others) find_pieces(other);
   }
 
   // Null if there is no such tensor.
@@ -97,6 +100,26 @@ class ModelFiles {
   }
 
  private:
+  // Gives tensors that have another name, or are in pieces, their usual name.
+  void find_pieces(const StoredAs& other) {
+    const std::string first = std::string(other.stored.front()) + ".weight";
+    for (const auto& [name, tensor] : std::map(tensors)) {
+      if (!name.ends_with("." + first)) continue;
+      const std::string layer = name.substr(0, name.size() - first.size()), usual = layer + other.module + ".weight";
+      require(!tensors.contains(usual), tensor->where, ": is there twice, also as ", quote(usual),
+              "; remove one of them");
+      std::vector<const Tensor*> parts;
+      for (const char* module : other.stored) {
+        const std::string piece = layer + module + ".weight";
+        require(tensors.contains(piece), tensor->where, ": is a piece of a tensor, but there is no ", quote(piece),
+                "; download what is missing");
+        parts.push_back(tensors.extract(piece).mapped());
+        names_.pieces[usual].emplace_back(piece, parts.back()->shape.empty() ? 0 : parts.back()->shape[0]);
+      }
+      tensors[usual] = &(joined_[usual] = join(parts));
+    }
+  }
+
   void open_shards(const fs::path& index) {
     const Json json = parse_json_file(index);
     require(json.is_object() && json.contains("weight_map") && json["weight_map"].is_object(), index.string(),
@@ -144,6 +167,7 @@ class ModelFiles {
   fs::path dir;
   std::vector<SafetensorsFile> files;
   std::map<std::string, const Tensor*> tensors;
+  std::map<std::string, Tensor> joined_;
   StoredNames names_;
 };
 
@@ -323,7 +347,7 @@ void save_tensors(const fs::path& dir, const Table<T>& tensors, const ModelLayou
   for (std::size_t i = 0; i < shards.size(); ++i) {
     char name[64] = "model.safetensors";
     if (shards.size() > 1) std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
-    SafetensorsWriter writer(dir.empty() ? dir : dir / name, {{"format", "pt"}});
+    SafetensorsWriter writer(dir.empty() ? dir : dir / name, {{"format", "pt"}}, layout.names.pieces);
     for (const StoredTensor<T>& stored : shards[i]) {
       const std::string stored_name = stored.copied ? stored.name : layout.names.of(stored.name);
       total += element_count(stored.name, stored.shape()) * dtype_size(stored.dtype);
@@ -332,8 +356,9 @@ void save_tensors(const fs::path& dir, const Table<T>& tensors, const ModelLayou
       } else {
         write(writer, stored_name, stored);
       }
-      weight_map[stored_name] = name;
     }
+    for (const auto& [tensor, entry] : writer.header().items())
+      if (tensor != "__metadata__") weight_map[tensor] = name;
     writer.finish();
   }
   if (dir.empty()) return;

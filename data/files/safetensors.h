@@ -29,6 +29,7 @@ struct Tensor {
   Index count;            // of elements
   const std::byte* data;  // in the mapped file; not aligned
   std::size_t bytes;
+  std::shared_ptr<const std::string> joined = {};  // the memory of the data if it is not in a file
 };
 
 inline bool is_real(const Tensor& tensor) {
@@ -101,7 +102,27 @@ void read(const Tensor& tensor, T* out) {
 }
 
 // Returns the pages of a mapped tensor to the system. Later reads load them again.
-inline void forget(const Tensor& tensor) { forget_pages(tensor.data, tensor.bytes); }
+inline void forget(const Tensor& tensor) { forget_pages(tensor.data, tensor.joined ? 0 : tensor.bytes); }
+
+// The tensor whose rows are those of these, one after the other.
+inline Tensor join(const std::vector<const Tensor*>& parts) {
+  Tensor all = *parts.front();
+  if (parts.size() == 1) return all;
+  std::string bytes;
+  Index length = 0;
+  for (const Tensor* part : parts) {
+    std::vector<Index> shape = part->shape;
+    if (!shape.empty() && !all.shape.empty()) length += std::exchange(shape[0], all.shape[0]);
+    require(part->dtype == all.dtype && shape == all.shape && !shape.empty(), part->where, ": is ", part->dtype,
+            " of shape ", shown(part->shape), ", which cannot be joined to ", all.where, "; download the file again");
+    bytes.append(reinterpret_cast<const char*>(part->data), part->bytes);
+  }
+  all.count = all.count / most(all.shape[0], 1) * length, all.shape[0] = length;
+  all.where += " with its other pieces";
+  all.joined = std::make_shared<const std::string>(std::move(bytes));
+  all.data = reinterpret_cast<const std::byte*>(all.joined->data()), all.bytes = all.joined->size();
+  return all;
+}
 
 // A file, mapped into memory and checked. Its tensors live as long as the object or a copy of it.
 class SafetensorsFile {
@@ -213,30 +234,43 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
+// Tensors that files have in pieces, one after the other along the first dimension: the name and the length of each.
+using TensorPieces = std::map<std::string, std::vector<std::pair<std::string, Index>>>;
+
 // Collects descriptions of tensors; finish() writes the file. The data must stay valid until then. With an empty path,
 // finish() produces the data and writes nothing: so ranks other than the first take part in producing it.
 class SafetensorsWriter {
  public:
   using Produce = std::function<void(std::ostream&)>;  // writes the bytes of a tensor
 
-  SafetensorsWriter(const fs::path& path, const std::map<std::string, std::string>& metadata) : path_(path) {
+  SafetensorsWriter(const fs::path& path, const std::map<std::string, std::string>& metadata, TensorPieces pieces = {})
+      : path_(path), pieces_(std::move(pieces)) {
     header_["__metadata__"] = metadata;
   }
 
   void add(const std::string& name, const std::string& dtype, const std::vector<Index>& shape, Produce produce) {
-    const std::string where = path_.string() + ": tensor " + quote(name);
-    require(dtype_size(dtype) > 0, where, ": ", dtype, " is not a type that can be written");
-    require(!header_.contains(name), where, ": is a duplicate");
-    const Index begin = end_;
-    end_ += element_count(where, shape) * dtype_size(dtype);
-    header_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {begin, end_}}};
-    parts_.push_back({where, end_, std::move(produce)});
+    const auto found = pieces_.find(name);
+    if (found == pieces_.end()) return add_one(name, dtype, shape, std::move(produce));
+    std::vector<Index> part = shape;
+    Index first = 0;
+    for (const auto& [piece, rows] : found->second) {
+      part.at(0) = rows;
+      const Index bytes = element_count(name, part) * dtype_size(dtype);
+      add_one(piece, dtype, part, [=](std::ostream& out) {
+        std::ostringstream all;
+        produce(all);
+        if (all.tellp() > 0) out.write(all.view().data() + first, bytes);
+      });
+      first += bytes;
+    }
   }
   void add(const std::string& name, const std::string& dtype, const std::vector<Index>& shape, const void* data,
            std::size_t bytes) {
     add(name, dtype, shape,
         [=](std::ostream& out) { out.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes)); });
   }
+
+  const nlohmann::ordered_json& header() const { return header_; }
 
   void finish() const {
     if (path_.empty()) {
@@ -260,6 +294,16 @@ class SafetensorsWriter {
   }
 
  private:
+  void add_one(const std::string& name, const std::string& dtype, const std::vector<Index>& shape, Produce produce) {
+    const std::string where = path_.string() + ": tensor " + quote(name);
+    require(dtype_size(dtype) > 0, where, ": ", dtype, " is not a type that can be written");
+    require(!header_.contains(name), where, ": is a duplicate");
+    const Index begin = end_;
+    end_ += element_count(where, shape) * dtype_size(dtype);
+    header_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {begin, end_}}};
+    parts_.push_back({where, end_, std::move(produce)});
+  }
+
   struct Part {
     std::string where;
     Index end;
@@ -267,6 +311,7 @@ class SafetensorsWriter {
   };
 
   fs::path path_;
+  TensorPieces pieces_;
   nlohmann::ordered_json header_;
   std::vector<Part> parts_;
   Index end_ = 0;  // of the data so far

@@ -38,7 +38,8 @@ inline ModelFamily qwen3_5() {
                               {"mtp_num_hidden_layers", Ignored{}}, {"mtp_use_dedicated_embeddings", Ignored{}}}),
       .attention_every = 4, .other_mixer = MixerKind::delta_rule, .other_type = "linear_attention",
       .modules = {.convolution = "linear_attn.conv1d",
-                  .qkv = "linear_attn.in_proj_qkv", .z = "linear_attn.in_proj_z", .beta = "linear_attn.in_proj_b",
+                  .delta_q = "linear_attn.in_proj_qkv", .delta_k = "linear_attn.in_proj_qkv",
+                  .delta_v = "linear_attn.in_proj_qkv", .z = "linear_attn.in_proj_z", .beta = "linear_attn.in_proj_b",
                   .decay = "linear_attn.in_proj_a", .a_log = "linear_attn.A_log", .dt_bias = "linear_attn.dt_bias",
                   .output_norm = "linear_attn.norm", .delta_out = "linear_attn.out_proj"},
       //                           vocab hidden layers heads kv  dim    mlp  length  tied
