@@ -71,22 +71,4 @@ void delta_gates_backward(Device& dev, Matrix<T> da, Matrix<T> db, Matrix<Accumu
   if (da_log) add_column_sums(dev, da_log, ddecay);
 }
 
-// --- CPU and CUDA: f(i, j) for each element ---
-
-template <class F>
-void compute_elements(Cpu&, Index rows, Index cols, const F& f) {
-#pragma omp parallel for if (rows * cols > kWorthThreads)
-  for (Index i = 0; i < rows; ++i)
-    for (Index j = 0; j < cols; ++j) f(i, j);
-}
-
-#ifdef STREAMBP_CUDA
-
-template <class F>
-void compute_elements(Cuda& dev, Index rows, Index cols, const F& f) {
-  cuda::for_each_column(dev, rows, cols, f);
-}
-
-#endif
-
 }  // namespace streambp

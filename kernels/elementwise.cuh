@@ -165,6 +165,19 @@ void row_squares(Device& dev, Matrix<double> sums, Matrix<T> x) {
 
 // --- CPU ---
 
+// Calls f(i, j) for each element, or f(i) for each row, where each takes some work.
+template <class F>
+void compute_elements(Cpu&, Index rows, Index cols, const F& f) {
+#pragma omp parallel for if (rows * cols > kWorthThreads)
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < cols; ++j) f(i, j);
+}
+template <class F>
+void compute_rows(Cpu&, Index rows, const F& f) {
+#pragma omp parallel for
+  for (Index i = 0; i < rows; ++i) f(i);
+}
+
 template <class T>
 void compute_zero(Cpu&, Matrix<T> x) {
 #pragma omp parallel for if (x.size() > kWorthThreads)
@@ -243,6 +256,22 @@ void compute_row_squares(Cpu& dev, const std::vector<RowSquares<T>>& all) {
 
 namespace cuda {
 
+constexpr int kColumns = 128;
+
+template <class F>
+__global__ void __launch_bounds__(kColumns) elements_kernel(Index rows, Index cols, F f) {
+  const Index j = static_cast<Index>(blockIdx.x) * kColumns + threadIdx.x;
+  for (Index i = blockIdx.y; i < rows && j < cols; i += gridDim.y) f(i, j);
+}
+
+// Calls f(i, j) in a thread for each column j of `rows` rows, tiles, or sequences.
+template <class F>
+void for_each_column(Cuda& dev, Index rows, Index cols, F f) {
+  if (rows == 0) return;
+  launch(dev, elements_kernel<F>, grid_of(ceil_div(cols, kColumns), std::min<Index>(rows, 65535)), kColumns, 0, rows,
+         cols, f);
+}
+
 template <class T>
 struct Zero {
   Matrix<T> x;
@@ -263,6 +292,15 @@ struct UpdateElements {
 };
 
 }  // namespace cuda
+
+template <class F>
+void compute_elements(Cuda& dev, Index rows, Index cols, const F& f) {
+  cuda::for_each_column(dev, rows, cols, f);
+}
+template <class F>
+void compute_rows(Cuda& dev, Index rows, const F& f) {
+  cuda::for_each_column(dev, 1, rows, [=] __device__(Index, Index i) { f(i); });
+}
 
 template <class T>
 void compute_zero(Cuda& dev, const std::vector<Matrix<T>>& all) {

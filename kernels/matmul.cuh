@@ -103,46 +103,58 @@ void compute_in_sums(Matrix<T> out, F&& f) {
   }
 }
 
+// y = x wᵀ + bias + residual for a unit.
+template <class Y, class T>
+void multiply_unit(Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bias = {}, Input<Y> residual = {}) {
+  using A = Accumulator<T>;
+  compute_in_sums(y, [&](Matrix<A> sums) {
+    // `bias ? bias[j] : 0` within a loop would become a masked load from address 0, which is slow.
+    for (Index i = 0; i < sums.rows; ++i) {
+      if (residual) {
+        for (Index j = 0; j < sums.cols; ++j) sums(i, j) = residual(i, j);
+      } else {
+        std::fill_n(sums.row(i), sums.cols, A(0));
+      }
+      if (bias) {
+        for (Index j = 0; j < sums.cols; ++j) sums(i, j) += bias(0, j);
+      }
+    }
+    y.rows <= kFewRows ? multiply_few_rows<T>(sums, x, w, Op::transposed)
+                       : gemm<T>(sums, x, Op::as_is, w, Op::transposed);
+  });
+}
+
+// dx = dy w, or dx += dy w, for a unit.
+template <class T>
+void multiply_input_unit(Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
+  using A = Accumulator<T>;
+  compute_in_sums(dx, [&](Matrix<A> sums) {
+    for (Index i = 0; i < sums.rows; ++i) {
+      if (update == Update::add) {
+        for (Index j = 0; j < sums.cols; ++j) sums(i, j) = dx(i, j);
+      } else {
+        std::fill_n(sums.row(i), sums.cols, A(0));
+      }
+    }
+    gemm<T>(sums, dy, Op::as_is, w, Op::as_is);
+  });
+}
+
 }  // namespace cpu
 
 template <class Y, class T>
 void compute_matmul(Cpu&, Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bias, Input<Y> residual) {
-  using A = Accumulator<T>;
+  const auto columns = [](auto m, Rows cols) { return m ? m.columns(cols) : m; };
   cpu::for_each_unit(y.rows, y.cols, [&](Rows rows, Rows cols) {
-    cpu::compute_in_sums(y.slice(rows).columns(cols.begin, cols.size()), [&](Matrix<A> sums) {
-      // `bias ? bias[j] : 0` within a loop would become a masked load from address 0, which is slow.
-      for (Index i = 0; i < sums.rows; ++i) {
-        if (residual) {
-          for (Index j = 0; j < sums.cols; ++j) sums(i, j) = residual(rows.begin + i, cols.begin + j);
-        } else {
-          std::fill_n(sums.row(i), sums.cols, A(0));
-        }
-        if (bias) {
-          for (Index j = 0; j < sums.cols; ++j) sums(i, j) += bias(0, cols.begin + j);
-        }
-      }
-      rows.size() <= cpu::kFewRows
-          ? cpu::multiply_few_rows<T>(sums, x.slice(rows), w.slice(cols), cpu::Op::transposed)
-          : cpu::gemm<T>(sums, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed);
-    });
+    cpu::multiply_unit<Y, T>(y.slice(rows).columns(cols), x.slice(rows), w.slice(cols), columns(bias, cols),
+                             residual ? residual.slice(rows).columns(cols) : residual);
   });
 }
 
 template <class T>
 void compute_matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
-  using A = Accumulator<T>;
   cpu::for_each_unit(dx.rows, dx.cols, [&](Rows rows, Rows cols) {
-    const Matrix<T> out = dx.slice(rows).columns(cols.begin, cols.size());
-    cpu::compute_in_sums(out, [&](Matrix<A> sums) {
-      for (Index i = 0; i < sums.rows; ++i) {
-        if (update == Update::add) {
-          for (Index j = 0; j < sums.cols; ++j) sums(i, j) = out(i, j);
-        } else {
-          std::fill_n(sums.row(i), sums.cols, A(0));
-        }
-      }
-      cpu::gemm<T>(sums, dy.slice(rows), cpu::Op::as_is, w.columns(cols.begin, cols.size()), cpu::Op::as_is);
-    });
+    cpu::multiply_input_unit<T>(dx.slice(rows).columns(cols), dy.slice(rows), w.columns(cols), update);
   });
 }
 

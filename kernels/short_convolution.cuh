@@ -20,6 +20,7 @@
 #include "kernels/base/device.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
+#include "kernels/elementwise.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/cuda.cuh"
 #endif
@@ -303,26 +304,6 @@ void compute_add_taps(Cpu& dev, Matrix<A> dtaps, Matrix<A> partial, Index width)
 // --- CUDA: a thread for each column of a tile ---
 
 #ifdef STREAMBP_CUDA
-
-namespace cuda {
-
-constexpr int kColumns = 128;
-
-template <class F>
-__global__ void __launch_bounds__(kColumns) convolution_kernel(Index rows, Index cols, F f) {
-  const Index j = static_cast<Index>(blockIdx.x) * kColumns + threadIdx.x;
-  for (Index i = blockIdx.y; i < rows && j < cols; i += gridDim.y) f(i, j);
-}
-
-// Calls f(i, j) for all columns j of `rows` rows, tiles, or sequences.
-template <class F>
-void for_each_column(Cuda& dev, Index rows, Index cols, F f) {
-  if (rows == 0) return;
-  launch(dev, convolution_kernel<F>, grid_of(ceil_div(cols, kColumns), std::min<Index>(rows, 65535)), kColumns, 0, rows,
-         cols, f);
-}
-
-}  // namespace cuda
 
 template <class T>
 void compute_convolution_inputs(Cuda& dev, Matrix<T> u, Input<T> b, Input<T> x) {

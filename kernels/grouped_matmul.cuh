@@ -1,0 +1,165 @@
+// Matrix products of groups of rows, each with a weight of its own: the experts' linear layers. The weights are one matrix,
+// one below the other; group e has rows begin[e] to begin[e + 1] (kernels/routes.cuh).
+//
+//   forward          y  = x w_eᵀ
+//   backward         dx = dy w_e              (or dx += dy w_e)
+//                    dw_e += dyᵀ x
+//
+// Results are those of matmul.cuh on the rows of a group alone, and dw adds the rows of a tile of the stream at a time, the
+// last tile first. So no bit depends on the chunk.
+#pragma once
+
+#include "kernels/matmul.cuh"
+#include "kernels/routes.cuh"
+
+namespace streambp {
+
+template <class Device, class T>
+void grouped_matmul(Device& dev, Matrix<T> y, Input<T> x, Input<T> w, const Routes& routes) {
+  require_shape("grouped matmul", "input", x, routes.size(), w.cols);
+  require_shape("grouped matmul", "weight", w, routes.experts() * y.cols, x.cols);
+  auto op = dev.operation("matmul", 2.0 * y.size() * w.cols, sizeof(T) * (1.0 * x.size() + w.size() + y.size()));
+  if constexpr (Device::computes) compute_grouped_matmul(dev, y, x, w, routes);
+}
+
+template <class Device, class T>
+void grouped_matmul_backward_input(Device& dev, Matrix<T> dx, Input<T> dy, Input<T> w, const Routes& routes,
+                                   Update update) {
+  require_shape("grouped matmul backward", "dx", dx, dy.rows, w.cols);
+  require_shape("grouped matmul backward", "weight", w, routes.experts() * dy.cols, w.cols);
+  auto op = dev.operation("matmul dx", 2.0 * dx.size() * dy.cols,
+                          sizeof(T) * (dx.size() * (update == Update::add ? 2.0 : 1.0) + w.size() + dy.size()));
+  if constexpr (Device::computes) compute_grouped_matmul_backward_input(dev, dx, dy, w, routes, update);
+}
+
+// dw: in one or several lanes; empty: the weights are frozen.
+template <class Device, class T, class G>
+void grouped_matmul_backward_weight(Device& dev, Matrix<G> dw, Matrix<T> dy, Input<T> x, const Routes& routes) {
+  if (!dw) return;
+  const Index rows = routes.experts() * dy.cols, lanes = dw.rows / rows;
+  require_shape("grouped matmul backward", "dw", dw, lanes * rows, x.cols);
+  auto op = dev.operation("matmul dw", 2.0 * x.size() * dy.cols,
+                          2.0 * sizeof(G) * dw.size() + sizeof(T) * (1.0 * x.size() + dy.size()));
+  if constexpr (Device::computes) compute_grouped_matmul_backward_weight(dev, dw, dy, x, routes);
+}
+
+// --- CPU ---
+
+namespace cpu {
+
+// Calls f(group, rows, columns) for pieces of all groups that have rows.
+template <class F>
+void for_each_piece_of_groups(const Routes& routes, Index cols, F&& f) {
+  struct Piece {
+    Index group;
+    Rows rows, cols;
+  };
+  std::vector<Piece> pieces;
+  const Index width = unit_columns(routes.size(), cols);
+  for (Index e = 0; e < routes.experts(); ++e)
+    for (Index begin = routes.begin(0, e), end = routes.begin(0, e + 1); begin < end; begin += kTile)
+      for (Index b = 0; b < ceil_div(cols, width); ++b)
+        pieces.push_back({e, {begin, least(begin + kTile, end)}, piece(b, width, cols)});
+#pragma omp parallel for schedule(dynamic)
+  for (const Piece& p : pieces) f(p.group, p.rows, p.cols);
+}
+
+}  // namespace cpu
+
+template <class T>
+void compute_grouped_matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, const Routes& routes) {
+  cpu::for_each_piece_of_groups(routes, y.cols, [&](Index e, Rows rows, Rows cols) {
+    cpu::multiply_unit<T, T>(y.slice(rows).columns(cols), x.slice(rows), w.lane(e, y.cols).slice(cols));
+  });
+}
+
+template <class T>
+void compute_grouped_matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, const Routes& routes,
+                                           Update update) {
+  cpu::for_each_piece_of_groups(routes, dx.cols, [&](Index e, Rows rows, Rows cols) {
+    cpu::multiply_input_unit<T>(dx.slice(rows).columns(cols), dy.slice(rows), w.lane(e, dy.cols).columns(cols), update);
+  });
+}
+
+template <class T>
+void compute_grouped_matmul_backward_weight(Cpu& dev, Matrix<Accumulator<T>> dw, Matrix<T> dy, Input<T> x,
+                                            const Routes& routes) {
+  const Index out = dy.cols, lanes = dw.rows / (routes.experts() * out), width = cpu::unit_columns(out, x.cols);
+#pragma omp parallel for collapse(2) schedule(dynamic)
+  for (Index e = 0; e < routes.experts(); ++e) {
+    for (Index b = 0; b < ceil_div(x.cols, width); ++b) {
+      const Rows cols = piece(b, width, x.cols);
+      Rows left = {routes.begin(0, e), routes.begin(0, e + 1)};
+      while (left.size() > 0) {  // the rows of a tile, the last tile first
+        const Index tile = routes.source(0, left.end - 1) / kTile, lane = tile * kTile / dev.tile % lanes;
+        Rows rows = {left.end - 1, left.end};
+        while (rows.begin > left.begin && routes.source(0, rows.begin - 1) / kTile == tile) --rows.begin;
+        left.end = rows.begin;
+        cpu::gemm<T>(dw.lane(lane, routes.experts() * out).lane(e, out).columns(cols), dy.slice(rows),
+                     cpu::Op::transposed, x.slice(rows).columns(cols), cpu::Op::as_is);
+      }
+    }
+  }
+}
+
+// --- CUDA: one thread for each element ---
+
+#ifdef STREAMBP_CUDA
+
+namespace cuda {
+
+// The group of a row.
+__device__ inline Index group_of(const Routes& routes, Index row) {
+  Index low = 0, high = routes.experts() - 1;
+  while (low < high) {
+    const Index middle = (low + high + 1) / 2;
+    routes.begin(0, middle) <= row ? low = middle : high = middle - 1;
+  }
+  return low;
+}
+
+}  // namespace cuda
+
+template <class T>
+void compute_grouped_matmul(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, const Routes& routes) {
+  cuda::for_each_column(dev, y.rows, y.cols, [=] __device__(Index i, Index j) {
+    const T *x_row = x.row(i), *w_row = w.row(cuda::group_of(routes, i) * y.cols + j);
+    float sum = 0;
+    for (Index k = 0; k < x.cols; ++k)
+      sum = multiply_add(static_cast<float>(x_row[k]), static_cast<float>(w_row[k]), sum);
+    y(i, j) = sum;
+  });
+}
+
+template <class T>
+void compute_grouped_matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, const Routes& routes,
+                                           Update update) {
+  cuda::for_each_column(dev, dx.rows, dx.cols, [=] __device__(Index i, Index j) {
+    const T *dy_row = dy.row(i), *w_column = w.row(cuda::group_of(routes, i) * dy.cols) + j;
+    float sum = update == Update::add ? static_cast<float>(dx(i, j)) : 0;
+    for (Index k = 0; k < dy.cols; ++k)
+      sum = multiply_add(static_cast<float>(dy_row[k]), static_cast<float>(w_column[k * w.stride]), sum);
+    dx(i, j) = sum;
+  });
+}
+
+template <class T>
+void compute_grouped_matmul_backward_weight(Cuda& dev, Matrix<float> dw, Matrix<T> dy, Input<T> x,
+                                            const Routes& routes) {
+  const Index rows = routes.experts() * dy.cols, lanes = dw.rows / rows, tile = dev.tile;
+  cuda::for_each_column(dev, rows, x.cols, [=] __device__(Index i, Index j) {
+    const Index e = i / dy.cols;
+    float sum = 0;
+    for (Index p = routes.begin(0, e + 1) - 1, end = routes.begin(0, e); p >= end; --p) {
+      const Index of = routes.source(0, p) / tile, lane = of % lanes;
+      sum = multiply_add(static_cast<float>(dy(p, i % dy.cols)), static_cast<float>(x(p, j)), sum);
+      if (p > end && routes.source(0, p - 1) / tile == of) continue;
+      dw(lane * rows + i, j) += sum;
+      sum = 0;
+    }
+  });
+}
+
+#endif
+
+}  // namespace streambp

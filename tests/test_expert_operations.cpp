@@ -1,0 +1,145 @@
+// The operations of a mixture of experts: forward against their formulas in float64, backward against finite differences of
+// a whole mixture, and bit for bit between chunks, lanes and threads.
+#include "kernels/grouped_matmul.cuh"
+#include "kernels/router.cuh"
+#include "tests/operations.h"
+
+namespace streambp {
+namespace {
+
+template <class T>
+struct Experts {
+  using A = Accumulator<T>;
+  static constexpr Index kRows = 300, kExperts = 7, kIn = 5, kOut = 9;
+  const Index chosen;
+  RouterStyle style;
+  Owned<A> logits, bias{1, kExperts, 2}, dlogits{kRows, kExperts, 3};
+  Owned<T> x{kRows, kIn, 4}, w{kExperts * kOut, kIn, 5}, y{kRows, kOut, 6}, dy{kRows, kOut, 7}, dx{kRows, kIn, 8};
+  Owned<A> dw;
+  std::vector<std::int32_t> experts;  // of each row
+
+  explicit Experts(Index chosen, const RouterStyle& style = {}, Index lanes = 1)
+      : chosen(chosen), style(style), logits(kRows, kExperts, 1), dw(lanes * kExperts * kOut, kIn, 0, 0) {}
+
+  RouterInput<A> router(Rows rows) const { return {logits.m.slice(rows), bias.m, style}; }
+
+  // The mixture of some rows. Backward, too, if its gradients are wanted.
+  void run(Cpu& dev, Rows rows, bool backward = false) {
+    auto scope = dev.scope();
+    const Routes routes = allocate_routes(dev, rows.size(), chosen, kExperts);
+    const auto weights = allocate<A>(dev, rows.size(), chosen, Kind::chunk);
+    route(dev, routes.chosen, weights, router(rows));
+    sort_by_expert(dev, routes);
+    const auto in = allocate<T>(dev, routes.size(), kIn, Kind::chunk),
+               out = allocate<T>(dev, routes.size(), kOut, Kind::chunk);
+    gather_rows<Cpu, T>(dev, in, x.m.slice(rows), routes);
+    grouped_matmul<Cpu, T>(dev, out, in, w.m, routes);
+    combine_rows<Cpu, T>(dev, y.m.slice(rows), out, weights, routes);
+    if (!backward) {
+      experts.assign(routes.chosen.data, routes.chosen.data + routes.chosen.size());
+      return;
+    }
+    const auto dweights = allocate<A>(dev, rows.size(), chosen, Kind::chunk);
+    const auto din = allocate<T>(dev, routes.size(), kIn, Kind::chunk);
+    gather_rows<Cpu, T>(dev, out, dy.m.slice(rows), routes);  // in the memory of the output
+    grouped_matmul_backward_input<Cpu, T>(dev, din, out, w.m, routes, Update::assign);
+    combine_rows_backward<Cpu, T>(dev, dweights, din, in, weights, routes);
+    grouped_matmul_backward_weight<Cpu, T, A>(dev, dw.m, out, in, routes);
+    combine_rows<Cpu, T>(dev, dx.m.slice(rows), din, {}, routes);
+    route_backward(dev, dlogits.m.slice(rows), routes.chosen, dweights, router(rows));
+  }
+};
+
+const std::vector<RouterStyle> kStyles = {{RouterKind::softmax, false, 0, 1},
+                                          {RouterKind::softmax, true, 0, 1.5},
+                                          {RouterKind::sigmoid, false, 0, 2},
+                                          {RouterKind::sigmoid, true, 1e-6, 1}};
+
+// Sorts all experts of a row, and computes the weights of the first.
+TEST(ExpertOperations, MatchTheirFormulas) {
+  for (const RouterStyle& style : kStyles) {
+    for (const Index chosen : {1, 3, 7}) {
+      Experts<double> e(chosen, style);
+      for (Index i = 0; i < e.kRows; i += 3) e.logits.m(i, 4) = e.logits.m(i, 2);  // equal ones
+      e.bias.m(0, 4) = e.bias.m(0, 2);
+      e.run(device(), {0, e.kRows});
+      std::vector<std::vector<double>> weights;  // of all experts; 0 of those that are not chosen
+      for (Index i = 0; i < e.kRows; ++i) {
+        std::vector<std::pair<double, Index>> order;
+        std::vector<double> p;
+        for (Index n = 0; n < e.kExperts; ++n) {
+          const double z = e.logits.m(i, n), sigma = 1 / (1 + std::exp(-z));
+          p.push_back(style.kind == RouterKind::sigmoid ? sigma : std::exp(z));
+          order.emplace_back(style.kind == RouterKind::sigmoid ? -sigma - e.bias.m(0, n) : -z, n);
+        }
+        std::ranges::sort(order);
+        double chosen_sum = style.eps, all = 0;
+        for (const double x : p) all += x;
+        for (Index j = 0; j < chosen; ++j) chosen_sum += p[order[j].second];
+        const double divisor = style.renormalised ? chosen_sum : style.kind == RouterKind::sigmoid ? 1 : all;
+        std::vector<double>& row = weights.emplace_back(e.kExperts);
+        std::set<std::int32_t> expected;
+        for (Index j = 0; j < chosen; ++j)
+          row[order[j].second] = style.scale * p[order[j].second] / divisor, expected.insert(order[j].second);
+        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), e.experts.begin() + i * chosen)) << i;
+      }
+      expect_near(e.y.m, [&](Index i, Index j) {
+        double sum = 0;
+        for (Index n = 0; n < e.kExperts; ++n)
+          for (Index k = 0; k < e.kIn; ++k) sum += weights[i][n] * e.x.m(i, k) * e.w.m(n * e.kOut + j, k);
+        return sum;
+      });
+    }
+  }
+}
+
+TEST(ExpertOperations, HaveTheGradientsOfFiniteDifferences) {
+  for (const RouterStyle& style : kStyles) {
+    Experts<double> e(3, style);
+    const Loss loss = [&] {
+      e.run(device(), {0, e.kRows});
+      return dot(e.y.m, e.dy.m);
+    };
+    e.run(device(), {0, e.kRows}, true);
+    expect_gradient("dx", e.x.m, e.dx.m, loss);
+    expect_gradient("dw", e.w.m, e.dw.m, loss);
+    expect_gradient("dlogits", e.logits.m, e.dlogits.m, loss);
+  }
+}
+
+template <class T>
+void expect_bits_of_one_chunk() {
+  for (const Index lanes : {1, 2}) {
+    for (const bool uneven : {false, true}) {  // all rows to three experts, none to the others
+      Experts<T> whole(3, kStyles[1], lanes), parts(3, kStyles[1], lanes);
+      for (Index i = 0; uneven && i < whole.kRows; ++i)
+        for (Index n = 0; n < 3; ++n) whole.logits.m(i, n) = parts.logits.m(i, n) = 50;
+      Cpu dev(std::size_t{1} << 22);
+      whole.run(dev, {0, whole.kRows}, true);
+      omp_set_num_threads(3);
+      for (const Rows rows : {Rows{256, 300}, Rows{0, 256}}) parts.run(dev, rows, true);
+      omp_set_num_threads(1);
+      const auto same = [](auto a, auto b) { return std::memcmp(a.data, b.data, a.size() * sizeof(*a.data)) == 0; };
+      EXPECT_TRUE(same(whole.y.m, parts.y.m) && same(whole.dx.m, parts.dx.m));
+      EXPECT_TRUE(same(whole.dlogits.m, parts.dlogits.m));
+      EXPECT_EQ(same(whole.dw.m, parts.dw.m), lanes == 1) << "a chunk of two tiles gives the second to lane 1";
+    }
+  }
+}
+TEST(ExpertOperations, HaveTheSameBitsInChunks) {
+  expect_bits_of_one_chunk<double>();
+  expect_bits_of_one_chunk<float>();
+  expect_bits_of_one_chunk<BFloat16>();
+}
+
+// A model that has diverged: the loss tells.
+TEST(ExpertOperations, SurviveNotANumber) {
+  Experts<float> e(3);
+  for (Index n = 0; n < e.kExperts; ++n) e.logits.m(1, n) = NAN;
+  e.run(device(), {0, e.kRows}, true);
+  EXPECT_TRUE(std::isnan(e.y.m(1, 0)));
+  EXPECT_FALSE(std::isnan(e.y.m(0, 0)));
+}
+
+}  // namespace
+}  // namespace streambp
