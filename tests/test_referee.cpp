@@ -395,7 +395,7 @@ TEST_F(HybridReferees, AllowWhatFloat32LosesInADecay) {
     return is_right(correct, gradients);
   };
   EXPECT_TRUE(judged(5e-6));
-  EXPECT_FALSE(judged(1e-4));
+  EXPECT_FALSE(judged(1e-3));
 }
 
 // If only one defect of a pair is known, it is named, with the last tensor that it explains.
