@@ -59,7 +59,7 @@ class TransformerLayer {
       : dev(dev),
         c(c),
         mixer(dev, c, frequencies, number, w, sequence),
-        feed_forward(dev, c, w),
+        feed_forward(dev, c, number, w),
         mixer_branch(dev, c, number, w.attention_norm, w.post_attention_norm),
         feed_forward_branch(dev, c, number, c.parallel ? w.attention_norm : w.mlp_norm, w.post_mlp_norm) {}
 
@@ -136,7 +136,7 @@ class TransformerLayer {
   Device& dev;
   const Config& c;
   LayerMixer<Device, T> mixer;
-  FeedForward<Device, T> feed_forward;
+  LayerFeedForward<Device, T> feed_forward;
   ResidualBranch<Device, T> mixer_branch, feed_forward_branch;
 };
 

@@ -1,7 +1,7 @@
 // The activations of one layer for one chunk of rows.
 #pragma once
 
-#include "model/feed_forward.h"
+#include "model/any_feed_forward.h"
 #include "model/mixer.h"
 
 namespace streambp {
@@ -29,9 +29,7 @@ void for_each_activation(const Config& c, Index layer, Index ranks, Activations<
   if (norm_follows) own(mixer_output, a.mixer_output, c.hidden);
   own(norm_follows ? normed : mixer_output, a.middle, c.hidden);
   own(normed, a.feed_forward_input, c.hidden);
-  if (c.gated()) own(gate_up, a.feed_forward.gate, c.mlp);
-  own(gate_up, a.feed_forward.up, c.mlp);
-  own(activated, a.feed_forward.activated, c.mlp);
+  with_feed_forward(c, layer, [&](auto kind) { kind.for_each_activation(c, kind.of(a.feed_forward), f); });
   if (norm_follows) own(feed_forward_output, a.feed_forward_output, c.hidden);
 }
 

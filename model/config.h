@@ -13,6 +13,7 @@
 #include "kernels/attention_shape.h"
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
+#include "kernels/router.cuh"
 #include "kernels/short_convolution.cuh"
 
 namespace streambp {
@@ -80,6 +81,10 @@ struct Config {
   bool negative_eigenvalues = false;  // beta is doubled
   double output_norm_eps = 0;         // of the norm of its output; 0: that of other norms
 
+  // Mixtures of experts. 0: no layer has one.
+  Index experts = 0, experts_per_token = 0, expert_mlp = 0;
+  bool router_renormalised = false;
+
   // What is trained: adapters always; other parameters if they are in this set, by name. Without a set: all of them.
   std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
   std::optional<std::set<std::string>> trained = {};
@@ -95,6 +100,8 @@ struct Config {
   Index delta_width() const { return 2 * delta_key_width() + delta_value_width(); }  // of queries, keys and values
   bool has_delta_rule() const { return std::ranges::find(mixers, MixerKind::delta_rule) != mixers.end(); }
   Index rotary_dim() const { return static_cast<Index>(static_cast<double>(head_dim) * rotary_share); }
+  bool has_experts(Index) const { return experts > 0; }
+  RouterStyle router_style() const { return {.renormalised = router_renormalised}; }
   bool gated() const { return mlp_kind == Mlp::swiglu || mlp_kind == Mlp::geglu; }
   bool has_qk_norm() const { return qk_norm != QkNorm::none; }
   bool is_local(Index layer) const { return window > 0 && (local.empty() || local[static_cast<std::size_t>(layer)]); }
@@ -134,6 +141,7 @@ constexpr Index kMostLayers = 1 << 12, kLargestSize = 1 << 24;
 
 // What the attention kernels hold of a head, on CPUs and GPUs.
 constexpr Index kMostHeadDim = 256, kMostGroup = 256;
+constexpr Index kMostExperts = 1 << 10;
 constexpr Index kMostDelta = 256;  // heads of a delta rule, and their width
 
 // Refuses unsupported sizes, with messages for the user.
@@ -177,6 +185,14 @@ inline void validate(const Config& c) {
               " are supported");
     require(c.delta_value_heads % c.delta_key_heads == 0, "model: ", c.delta_value_heads,
             " value heads of a delta rule cannot share ", c.delta_key_heads, " key heads evenly");
+  }
+  if (c.experts > 0) {
+    require(c.experts <= kMostExperts && c.experts_per_token > 0 && c.experts_per_token <= c.experts,
+            "model: a token cannot choose ", c.experts_per_token, " of ", c.experts, " experts; at most ", kMostExperts,
+            " are supported");
+    require(c.expert_mlp > 0 && c.expert_mlp <= kLargestSize, "model: experts of width ", c.expert_mlp,
+            " are not supported");
+    require(c.gated() && !c.mlp_bias, "model: experts have gates and no biases");
   }
   require(c.window >= 0, "model: the attention window must not be negative");
   require(c.norm_eps > 0 && c.output_norm_eps >= 0 && c.rope_theta > 0 && c.local_rope_theta >= 0,

@@ -78,6 +78,7 @@ struct Modules {
   const char *convolution_in = "", *convolution = "", *convolution_out = "";
   const char *delta_q = "", *delta_k = "", *delta_v = "", *z = "", *beta = "", *decay = "", *a_log = "", *dt_bias = "",
              *output_norm = "", *delta_out = "";
+  const char *router = "", *expert_gate = "", *expert_up = "", *expert_down = "";
   const char *gate = "mlp.gate_proj", *up = "mlp.up_proj", *down = "mlp.down_proj";
 
   bool transposed = false;  // linear layers are stored as (inputs x outputs)

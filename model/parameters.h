@@ -9,6 +9,7 @@
 #include "kernels/base/device.cuh"
 #include "kernels/base/random.h"
 #include "kernels/initial.cuh"
+#include "model/any_feed_forward.h"
 #include "model/mixer.h"
 #include "parallel/group.h"
 
@@ -18,16 +19,14 @@ namespace streambp {
 template <class T>
 Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   const Modules& names = family_of(c).modules;
-  const Index d = c.hidden, m = c.mlp;
+  const Index d = c.hidden;
   Section<T> rows = {c, module_name(c, names.layers) + std::to_string(l) + "."};
   const bool before = c.has_pre_norms(l), after = c.has_post_norms(l);
   if (before) rows.norm(w.attention_norm, names.attention_norm, d, c.norm);
   with_mixer(c, l, [&](auto mixer) { mixer.parameters(rows, w); });
   if (after) rows.norm(w.post_attention_norm, names.post_attention_norm, d, Norm::rms);
   if (before && !c.parallel) rows.norm(w.mlp_norm, names.mlp_norm, d, c.norm);
-  if (c.gated()) rows.linear("mlp", w.gate, names.gate, {m, d}, Init::normal, c.mlp_bias);
-  rows.linear("mlp", w.up, names.up, {m, d}, Init::normal, c.mlp_bias);
-  rows.linear("mlp", w.down, names.down, {d, m}, Init::residual, c.mlp_bias);
+  with_feed_forward(c, l, [&](auto feed_forward) { feed_forward.parameters(rows, w); });
   if (after) rows.norm(w.post_mlp_norm, names.post_mlp_norm, d, Norm::rms);
   return std::move(rows.table);
 }

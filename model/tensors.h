@@ -28,6 +28,7 @@ struct Parameter {
   bool per_channel = false;  // a filter for each row; in files, (rows x 1 x cols)
   bool in_layer = false;     // else of the embedding, the last norm or the head
   Index turn = 0;            // in files, the parts of a tensor take turns, so many rows each; 0: one follows the other
+  Index experts = 0;         // in files, (experts x rows of each x cols)
   bool wide = false;         // few numbers, in float32 at least
 
   bool vector() const { return init == Init::ones || init == Init::zeros || init == Init::log_uniform; }
@@ -47,6 +48,7 @@ struct Layer {
   Matrix<T> taps;
   Linear<T> attention_gate;
   Linear<T> z, beta, decay;  // of a gated delta rule
+  Linear<T> router;          // of experts: gate, up and down have the weights of all of them
   Matrix<Accumulator<T>> a_log;
   Matrix<T> dt_bias;
   NormWeights<Accumulator<T>> output_norm;
@@ -168,6 +170,13 @@ struct Section {
     if (!c.norm_weight) return;
     row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : Init::ones);
     if (kind == Norm::layer && c.norm_bias) row(w.bias, module, ".bias", {1, width}, Init::zeros);
+  }
+  // The weights of all experts, one below the other. Parts of one tensor take turns, expert by expert.
+  void experts(Linear<T>& w, const char* module, TensorShape shape, Index turn, Init init) {
+    Parameter& weight = row(w.weight, module, "", {c.experts * shape.rows, shape.cols}, init);
+    weight.group = "experts", weight.experts = c.experts, weight.turn = turn;
+    table.back().far = &w.far;
+    if (c.base == Base::nf4) table.back().quantised = &w.quantised;
   }
   void linear(const char* group, Linear<T>& w, const char* module, TensorShape shape, Init init, bool bias) {
     Parameter& weight = row(w.weight, module, ".weight", shape, init);

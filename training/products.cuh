@@ -30,7 +30,7 @@ inline std::vector<LinearShape> linear_shapes(const Config& c) {
     const Table<float> all = layer_table(c, l, tensors.layers[static_cast<std::size_t>(l)]);
     for (std::size_t i = 0; i < all.size(); ++i) {
       const Parameter& p = all[i].parameter;
-      if (*p.group) {
+      if (*p.group && p.experts == 0) {
         const std::string bias = p.name.substr(0, p.name.rfind('.')) + ".bias";
         const bool has_bias = i + 1 < all.size() && all[i + 1].parameter.name == bias,
                    residual = p.init == Init::residual;

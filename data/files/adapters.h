@@ -26,7 +26,7 @@ inline double adapter_scale(double alpha, Index rank, bool rank_stabilised) {
 inline std::vector<std::string> linear_layers(const Config& c, std::string_view group = "all") {
   std::vector<std::string> names;
   for (const Parameter& p : parameters_of(c)) {
-    if (*p.group && p.part == 0 && (group == "all" || group == p.group))
+    if (*p.group && p.experts == 0 && p.part == 0 && (group == "all" || group == p.group))
       names.push_back(p.name.substr(0, p.name.rfind('.')));
   }
   return names;

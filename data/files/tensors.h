@@ -30,6 +30,7 @@ std::vector<std::int64_t> stored_shape(const Table<T>& parts) {
   for (const Entry<T>& e : parts) length += e.parameter.length();
   if (p.vector()) return {length};
   if (p.per_channel) return {length, 1, p.cols};
+  if (p.experts > 0) return {p.experts, length / p.experts, p.cols};
   if (p.transposed) return {p.cols, length};
   return {length, p.cols};
 }
@@ -41,7 +42,7 @@ inline Index line_width(const Parameter& p) { return p.vector() ? 1 : p.cols; }
 // turns have the same length.
 inline Index stored_line(const Parameter& p, const std::vector<std::int64_t>& shape, Index before, Index line) {
   if (p.turn == 0) return before + line;
-  const Index parts = shape[p.transposed ? 1 : 0] / p.length();
+  const Index lines = p.experts > 0 ? shape[0] * shape[1] : shape[p.transposed ? 1 : 0], parts = lines / p.length();
   return (line / p.turn * parts + before / p.length()) * p.turn + line % p.turn;
 }
 
