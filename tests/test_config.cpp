@@ -195,11 +195,11 @@ TEST(ConfigFile, OlmoHybridHasRopeIfThereIsATheta) {
   for (const Json& fields : std::vector<Json>{Json::object(),
                                               {{"rope_theta", 500.0}},
                                               {{"rope_theta", 500.0}, {"rope_parameters", nullptr}},
+                                              {{"rope_parameters", nullptr}},  // as transformers has it
                                               {{"rope_theta", nullptr}, {"rope_parameters", theta}},
                                               {{"rope_parameters", theta}}})
     EXPECT_TRUE(rotates(fields)) << fields;
-  for (const Json& fields : std::vector<Json>{{{"rope_parameters", nullptr}},
-                                              {{"rope_theta", nullptr}},
+  for (const Json& fields : std::vector<Json>{{{"rope_theta", nullptr}},
                                               {{"rope_theta", nullptr}, {"rope_parameters", nullptr}},
                                               {{"rope_parameters", null}}})
     EXPECT_FALSE(rotates(fields)) << fields;
