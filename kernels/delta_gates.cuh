@@ -45,10 +45,10 @@ struct DeltaGatesBackward {
   Matrix<A> dbeta, ddecay;
   STREAMBP_INLINE void operator()(Index i, Index h) const {
     const A beta = in.beta(i, h), rest = 1 - in.share(i, h);
-    const double dg = static_cast<double>(ddecay(i, h));
+    const double dg = static_cast<double>(ddecay(i, h)), decay = in.decay(i, h);
     const A dx = static_cast<A>(-in.rate(h) * sigmoid(in.input(i, h)) * dg);
     db(i, h) = dbeta(i, h) * beta * rest, da(i, h) = dx;  // in the memory of b and a
-    dbeta(i, h) = dx, ddecay(i, h) = static_cast<A>(in.decay(i, h) * dg);
+    dbeta(i, h) = dx, ddecay(i, h) = static_cast<A>(decay * dg);
   }
 };
 
