@@ -28,9 +28,9 @@ struct DeltaGates {
 // Element i of value head h
 template <class T>
 struct DeltaGatesForward {
+  using A = Accumulator<T>;
   DeltaGates<T> in;
   Matrix<T> beta;
-  using A = Accumulator<T>;
   Matrix<A> decay;
   STREAMBP_INLINE void operator()(Index i, Index h) const {
     beta(i, h) = in.beta(i, h), decay(i, h) = static_cast<A>(in.decay(i, h));
