@@ -121,6 +121,9 @@ struct PartOptions {
     }
     if (!adapters()) return;
     if (!c.trained) c.trained.emplace();
+    for (const std::string& name : *c.trained)
+      require(name.ends_with(".weight") || name.ends_with(".bias"), "--train matches ", name,
+              ", which is no module's weight or bias, so files of adapters cannot hold it; leave it or --lora out");
     c.adapters = new_adapters(c, settings());
     for (const auto& [layer, size] : c.adapters) {
       for (const char* part : {".weight", ".bias"})

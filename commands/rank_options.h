@@ -36,8 +36,8 @@ inline void check_grid(const Config& config, Index ranks, Index sequence_ranks, 
   check_streams(ranks, sequence_ranks);
   const Index heads = sequence_divisor(config);
   if (heads % sequence_ranks != 0)
-    fail("--sequence-ranks ", sequence_ranks, ": every rank attends with its share of the ", heads,
-         " key/value heads of the model; use ", divisors(heads));
+    fail("--sequence-ranks ", sequence_ranks,
+         ": every rank computes its share of the key and value heads of each layer; use ", divisors(heads));
   require(sequence_ranks == 1 || lanes == 0 || lanes == sequence_ranks, "--sequence-ranks ", sequence_ranks,
           ": weight gradients are summed in ", counted(lanes, "lane"), ", by --lanes or since the run began; use ",
           lanes == 1 ? "" : std::to_string(lanes) + " sequence ranks, or ", "one sequence rank");

@@ -311,7 +311,9 @@ int RefereeOptions::run(const Subject& subject, const Outputs& outputs) const {
   Json json;
   for (const Defect& defect : all_defects()) {
     if (defect.name != defect_) continue;
-    require(defect.apply(judged), "--defect ", defect_, ": this model or step cannot have it");
+    const char* too_large = ", or it is too large for the oracle, which computes some defects; try --hidden 64";
+    require(defect.apply(judged), "--defect ", defect_, ": this model or step cannot have it",
+            defects::is_small(judged) ? "" : too_large);
     print("The defect: %s\n", defect.meaning);
     json["said"].push_back(std::string("The defect: ") + defect.meaning);
   }

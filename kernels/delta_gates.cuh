@@ -1,6 +1,6 @@
 // The gates of a delta rule, for each value head: how much a row writes, and the logarithm of how much the state decays before.
 //
-//   β = scale σ(b)       db = dβ β (1 - σ(b))     with a scale of 2, states can have negative eigenvalues
+//   β = scale σ(b)       db = dβ β (1 - σ(b))     with a scale of 2, a state's transition can have negative eigenvalues
 //   g = -A softplus(x)   with A = exp(A_log) and x = a + dt:   da = -dg A σ(x),   dA_log = Σ_rows dg g,   ddt = Σ_rows da
 #pragma once
 
@@ -22,16 +22,19 @@ struct DeltaGates {
   STREAMBP_INLINE A beta(Index i, Index h) const { return beta_scale * share(i, h); }
   STREAMBP_INLINE double rate(Index h) const { return exponential(double(a_log(0, h))); }
   STREAMBP_INLINE double input(Index i, Index h) const { return double(A(a(i, h))) + double(A(dt(0, h))); }
-  STREAMBP_INLINE A decay(Index i, Index h) const { return static_cast<A>(-rate(h) * softplus(input(i, h))); }
+  STREAMBP_INLINE double decay(Index i, Index h) const { return -rate(h) * softplus(input(i, h)); }
 };
 
 // Element i of value head h
 template <class T>
 struct DeltaGatesForward {
+  using A = Accumulator<T>;
   DeltaGates<T> in;
   Matrix<T> beta;
-  Matrix<Accumulator<T>> decay;
-  STREAMBP_INLINE void operator()(Index i, Index h) const { beta(i, h) = in.beta(i, h), decay(i, h) = in.decay(i, h); }
+  Matrix<A> decay;
+  STREAMBP_INLINE void operator()(Index i, Index h) const {
+    beta(i, h) = in.beta(i, h), decay(i, h) = static_cast<A>(in.decay(i, h));
+  }
 };
 // dbeta and ddecay become the terms of ddt and of da_log.
 template <class T>
@@ -41,10 +44,11 @@ struct DeltaGatesBackward {
   Matrix<T> da, db;
   Matrix<A> dbeta, ddecay;
   STREAMBP_INLINE void operator()(Index i, Index h) const {
-    const A beta = in.beta(i, h), rest = 1 - in.share(i, h), decay = in.decay(i, h), dg = ddecay(i, h);
-    const A dx = static_cast<A>(-in.rate(h) * sigmoid(in.input(i, h))) * dg;
+    const A beta = in.beta(i, h), rest = 1 - in.share(i, h);
+    const double dg = static_cast<double>(ddecay(i, h)), decay = in.decay(i, h);
+    const A dx = static_cast<A>(-in.rate(h) * sigmoid(in.input(i, h)) * dg);
     db(i, h) = dbeta(i, h) * beta * rest, da(i, h) = dx;  // in the memory of b and a
-    dbeta(i, h) = dx, ddecay(i, h) = dg * decay;
+    dbeta(i, h) = dx, ddecay(i, h) = static_cast<A>(decay * dg);
   }
 };
 

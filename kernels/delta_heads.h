@@ -151,15 +151,18 @@ class DeltaHeads {
         d(i, j) = static_cast<A>(sum);
         sum += static_cast<double>(in.decay(row(j), head(g)));
       }
-      memory.beta(0, i) = A(in.beta(row(i), head(g))), memory.from_start(0, i) = exponential(static_cast<A>(sum));
+      memory.beta(0, i) = A(in.beta(row(i), head(g))), memory.from_start(0, i) = decayed(static_cast<A>(sum));
     });
     team.each(count(), count(), [&](Index i, Index j) {
-      const A decay = j <= i ? exponential(d(i, j)) : A(0);
+      const A decay = j <= i ? decayed(d(i, j)) : A(0);
       d(i, j) = decay;
       memory.m(i, j) = decay * p(i, j), memory.t(i, j) = j < i ? memory.beta(0, i) * decay * w(i, j) : A(0);
     });
     team.rows(count(), [&](Index i) { memory.to_end(0, i) = d(count() - 1, i); });
   }
+
+  // exp(x) of x <= 0. What is left of a state that was forgotten is nothing.
+  static constexpr A decayed(A x) { return x < (sizeof(A) == 4 ? -87 : -708) ? A(0) : exponential(x); }
 
   // K S and U
   constexpr void solve(Index g, Matrix<A> state) {

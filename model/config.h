@@ -50,7 +50,7 @@ struct Config {
   bool norm_weight = true;      // of all norms
   bool pre_norms = true;        // the inputs of attention and MLP are normalised
   bool post_norms = false;      // their outputs are normalised before they are added
-  bool norms_by_mixer = false;  // ... in layers with attention; in others it is the other way round
+  bool norms_by_mixer = false;  // layers without attention swap pre_norms and post_norms
   bool parallel = false;        // attention and MLP have the same input, and both outputs are added to it
   Positions positions = Positions::rope;
   double rope_theta = 10000;
@@ -78,8 +78,8 @@ struct Config {
   bool attention_gate = false;         // attention's output is multiplied by the sigmoid of a projection
   // Of gated delta rules. Value heads share key heads in groups.
   Index delta_key_heads = 0, delta_value_heads = 0, delta_key_dim = 0, delta_value_dim = 0;
-  bool negative_eigenvalues = false;  // beta is doubled
-  double output_norm_eps = 0;         // of the norm of its output; 0: that of other norms
+  bool doubles_beta = false;   // β is 2 sigmoid(b)
+  double output_norm_eps = 0;  // of the norm of its output; 0: norm_eps
 
   // Mixtures of experts. 0: no layer has one.
   Index experts = 0, experts_per_token = 0, expert_mlp = 0;

@@ -301,7 +301,7 @@ class GatedDeltaRule {
     return {at.rows, at.mask.key_begin, shape, past.states};
   }
   DeltaGates<T> gates_of(const Activations& a) const {
-    return {a.a, a.b, w.a_log, w.dt_bias, A(c.negative_eigenvalues ? 2 : 1)};
+    return {a.a, a.b, w.a_log, w.dt_bias, A(c.doubles_beta ? 2 : 1)};
   }
   ConvolutionChunk<T> convolution_of(const Activations& a, const StreamRows& at, const Summary<T>& past) const {
     return edges.chunk({}, {}, a.qkv, w.taps, past.edges, at);

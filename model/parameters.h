@@ -93,8 +93,8 @@ template <class T>
 struct Model {
   Config config;
   Tensors<T> weights;
-  Group shards =
-      {};  // the ranks that share the weights: each has some rows of every tensor, but all of the replicated ones
+  // The ranks that share the weights: each has some rows of every tensor, but all of the replicated ones.
+  Group shards = {};
   Place place = Place::near;  // of the matrices of layers
   bool in_shards(const Parameter& p) const { return shards.size > 1 && !p.replicated(); }
 };

@@ -62,8 +62,8 @@ struct Rounding {
 };
 
 // The gradient of a delta rule's decay is what remains of terms as large as those of beta: little, if states are forgotten at
-// once. We add these terms in double; other trainers lose what float32 loses of them, also beside bfloat16. A_log and dt_bias
-// have few numbers, sums over rows that may cancel. The weight has the same sums, of rows times its normed input.
+// once. We add most of these terms in double; other trainers lose what float32 loses of them, also beside bfloat16. A_log and
+// dt_bias have few numbers, sums over rows that may cancel. The weight has the same sums, of rows times its normed input.
 inline void allow_lost_decay(const Config& c, const std::map<std::string, double>& in_float32,
                              std::map<std::string, double>& errors) {
   const Modules& m = family_of(c).modules;

@@ -349,7 +349,7 @@ inline const std::vector<Defect>& all_defects() {
       {"state-bf16", "delta rules with a state in bfloat16", delta<&Wrong::rounds_state>},
       {"delta-unscaled", "delta rules of queries and keys of any length", delta<&Wrong::normalises_keys, false>},
       {"beta-undoubled", "delta rules with a beta up to 1 in a model where it goes up to 2",
-       [](TrainingCase& c) { return c.config.negative_eigenvalues && delta<&Wrong::doubles_beta, false>(c); }},
+       [](TrainingCase& c) { return c.config.doubles_beta && delta<&Wrong::doubles_beta, false>(c); }},
       {"decay-missing", "delta rules without decay", delta<&Wrong::decays, false>},
       {"decay-bias", "delta rules that decay without dt_bias", delta<&Wrong::decays_by_bias, false>},
       {"decay-softplus", "delta rules that decay by exp(A) exp instead of exp(A) softplus",

@@ -144,7 +144,7 @@ inline Array delta_rule(Tape& tape, const Config& c, const TokenBatch& batch, co
   };
   const Array v = branch(tape, "branch-values", convolved(w.values(), 2 * key_heads * keys));
   Array beta = sigmoid(tape, linear(tape, x, w.beta));
-  if (c.negative_eigenvalues && tape.wrong.doubles_beta) beta = add(tape, beta, beta);
+  if (c.doubles_beta && tape.wrong.doubles_beta) beta = add(tape, beta, beta);
   const Array g = log_decay(tape, w, x);
   const Array o = tape.zeros(x.rows, heads * values),
               root = tape.constant(x.rows, keys, 1 / std::sqrt(static_cast<double>(keys)));

@@ -176,7 +176,7 @@ TEST(ConfigFile, DeltaRulesByNameAndByInterval) {
   EXPECT_PRED2(contains, refusal(json), "\"full_attention\" and \"linear_attention\" are");
 }
 
-// OLMo Hybrid's files say by a theta that there is RoPE, and by a null that there is none.
+// OLMo Hybrid has RoPE if the file has a theta, or none at all; a null turns RoPE off.
 TEST(ConfigFile, OlmoHybridHasRopeIfThereIsATheta) {
   const Config published = known_models().at("olmo-hybrid-7b");
   Json json = config_to_json(published);
@@ -195,11 +195,11 @@ TEST(ConfigFile, OlmoHybridHasRopeIfThereIsATheta) {
   for (const Json& fields : std::vector<Json>{Json::object(),
                                               {{"rope_theta", 500.0}},
                                               {{"rope_theta", 500.0}, {"rope_parameters", nullptr}},
+                                              {{"rope_parameters", nullptr}},  // as transformers has it
                                               {{"rope_theta", nullptr}, {"rope_parameters", theta}},
                                               {{"rope_parameters", theta}}})
     EXPECT_TRUE(rotates(fields)) << fields;
-  for (const Json& fields : std::vector<Json>{{{"rope_parameters", nullptr}},
-                                              {{"rope_theta", nullptr}},
+  for (const Json& fields : std::vector<Json>{{{"rope_theta", nullptr}},
                                               {{"rope_theta", nullptr}, {"rope_parameters", nullptr}},
                                               {{"rope_parameters", null}}})
     EXPECT_FALSE(rotates(fields)) << fields;
@@ -214,7 +214,7 @@ TEST(ConfigFile, OlmoHybridsWidthsFollowFromItsHeads) {
   EXPECT_EQ(config_from_json(json, "config.json"), c);
   EXPECT_EQ(c.delta_key_dim, 7);  // three quarters of a head, rounded down
   EXPECT_EQ(c.delta_value_dim, 14);
-  EXPECT_TRUE(c.negative_eigenvalues);
+  EXPECT_TRUE(c.doubles_beta);
   EXPECT_EQ(c.mixer(2), MixerKind::attention);  // the last of a few layers
   EXPECT_EQ(c.mixer(1), MixerKind::delta_rule);
   json["linear_num_key_heads"] = 0;

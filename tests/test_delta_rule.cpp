@@ -1,6 +1,7 @@
 // The gated delta rule: against the recurrence, row by row, in double precision; and bit for bit between chunks, and between a
 // document alone and among others.
 #include "kernels/base/random.h"
+#include "kernels/delta_gates.cuh"
 #include "kernels/delta_rule.cuh"
 #include "tests/support.cuh"
 
@@ -237,6 +238,22 @@ TEST(DeltaRule, DependsNeitherOnChunksNorOnOtherDocuments) {
   expect_no_dependence<float>();
   expect_no_dependence<double>();
   expect_no_dependence<BFloat16>();
+}
+
+// A state that decays below the smallest number is gone, and so is the gradient of its decay, however large A is.
+TEST(DeltaRule, ForgetsWithoutATrace) {
+  DeltaCase<float> c({130});
+  std::ranges::fill(c.decay.values, -1e30f);
+  c.run(kTile);
+  EXPECT_TRUE(std::ranges::all_of(c.ddecay.values, [](float x) { return x == 0; }));
+  Cpu dev(std::size_t{1} << 16);
+  Owned<float> a(3, 2, 1), b(3, 2, 2), a_log(1, 2, 3, 0, 100), dt(1, 2, 4), beta(3, 2, 5), decay(3, 2, 6),
+      da_log(1, 2, 0, 0), ddt(1, 2, 0, 0), dbeta(3, 2, 7), ddecay(3, 2, 0, 0);
+  const DeltaGates<float> gates = {a.m, b.m, a_log.m, dt.m};
+  delta_gates(dev, beta.m, decay.m, gates);
+  delta_gates_backward(dev, a.m, b.m, da_log.m, ddt.m, dbeta.m, ddecay.m, gates);
+  for (const Owned<float>& x : {a, da_log, ddt})
+    EXPECT_TRUE(std::all_of(x.m.data, x.m.data + x.m.size(), [](float x) { return x == 0; }));
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ TEST_F(OracleMixers, TheGradientOfADeltaRuleIsThatOfFiniteDifferences) {
 }
 
 TEST_F(OracleMixers, TheGradientOfADeltaRuleWithADoubledBetaIsThatOfFiniteDifferences) {
-  c.negative_eigenvalues = true, c.output_norm_eps = 0.1;
+  c.doubles_beta = true, c.output_norm_eps = 0.1;
   delta_tensors();
   expect_gradients(MixerKind::delta_rule);
 }
@@ -166,7 +166,7 @@ TEST_F(OracleMixers, ADocumentIsTheSameAloneAndPacked) {
 // Defects of hybrid models differ from the right gradient, and from each other.
 TEST(OracleDefects, EachHasItsOwnGradient) {
   Config c = make_config("qwen3_5", {13, 12, 4, 4, 2, 8, 10, 0, false});
-  c.rotary_share = 0.5, c.negative_eigenvalues = true;
+  c.rotary_share = 0.5, c.doubles_beta = true;
   RecordedBatch recorded;
   recorded.batch = packed(c, {40, 1, 21});
   for (const std::int32_t target : recorded.batch.targets) recorded.batch.advantages.push_back(target >= 0);

@@ -125,7 +125,7 @@ TEST_F(Processes, RefusesWhatCannotWork) {
   expect_refused_by_ranks(ranks(3) + train + "--sequence-ranks 2", "does not divide the number of processes, 3");
   expect_refused_by_ranks(ranks(2) + train + "--accumulate 1", "too few for 2 token streams");
   expect_refused_by_ranks(ranks(2) + train + "--accumulate 1 --lanes 2", "share streams with --sequence-ranks 2");
-  expect_refused_by_ranks(ranks(4) + train + "--sequence-ranks 4", "2 key/value heads of the model; use 1 or 2");
+  expect_refused_by_ranks(ranks(4) + train + "--sequence-ranks 4", "the key and value heads of each layer; use 1 or 2");
   expect_refused_by_ranks(ranks(2) + train + "--ranks 3", "--ranks 3, but 2 processes were started");
   expect_refused_by_ranks(ranks(2) + "eval --model x --data y", "streambp eval runs in one process");
   expect_refused_by_ranks(ranks(2) + train + "--nonsense", "--nonsense");

@@ -1,84 +1,10 @@
 // The referee: which defect explains another trainer's gradient.
-#include "referee/referee.h"
-
-#include "tests/byte_model.h"
-#include "tests/recorded.h"
-#include "tests/support.cuh"
+#include "tests/referees.h"
 
 namespace streambp {
 namespace {
 
-// Two ranks with two micro-batches each, of unequal rows, some with several documents, some with prompts.
-RecordedStep recorded(const Config& c) {
-  RecordedStep step;
-  std::uint64_t seed = 1;
-  for (const std::vector<Lengths>& rows :
-       std::vector<std::vector<Lengths>>{{{70, 20}, {31}}, {{12, 9, 40}}, {{33}, {50, 6}}, {{64, 25, 11}}}) {
-    RecordedBatch b;
-    b.file = step.batches.size() / 2;
-    std::vector<Batch> of_rows;
-    for (const Lengths& documents : rows) {
-      of_rows.push_back(packed(c, documents, ++seed));
-      for (Index t = 0; t < of_rows.back().size(); ++t)
-        b.rows.push_back(static_cast<std::int32_t>(of_rows.size()) - 1),
-            b.columns.push_back(static_cast<std::int32_t>(t) + 5);
-    }
-    b.batch = end_to_end(of_rows);
-    for (const std::int32_t target : b.batch.targets) b.batch.advantages.push_back(target >= 0);
-    b.padded_size = 2 * b.batch.size();
-    step.batches.push_back(b);
-  }
-  step.files = 2;
-  return step;
-}
-
-class Referees : public TemporaryDirectory {
- protected:
-  void write(const Config& c, const CaseGradients::Result& gradient) const {
-    Tensors<float> tensors(c);
-    const Table<float> rows = trained(table(c, tensors));
-    std::list<std::vector<float>> memory;
-    allocate(memory, rows);
-    Cpu host(0);
-    for (std::size_t i = 0; i < rows.size(); ++i)
-      host.upload(*rows[i].matrix, std::vector<float>(gradient.values[i].begin(), gradient.values[i].end()).data());
-    SafetensorsWriter writer(path(), {});
-    write_tensors(host, writer, "", rows);
-    writer.finish();
-  }
-  std::string path() const { return (dir / "gradient.safetensors").string(); }
-
-  // f(referee) of the gradient that was written, when it knows these roundings
-  template <class F>
-  auto with_referee(const TrainingCase& correct, CaseGradients& gradients, const std::vector<Types>& roundings,
-                    F&& f) const {
-    const RecordedGradient recorded({path()}, correct.config);
-    Referee referee(correct, DType::f64, recorded, gradients);
-    referee.compare(gradients.compute(correct, {DType::f64}));
-    for (const Types& types : roundings) referee.compute_rounding(types);
-    return f(referee);
-  }
-  bool is_right(const TrainingCase& correct, CaseGradients& gradients) const {
-    return with_referee(correct, gradients, {{DType::f32}}, [](Referee& r) { return r.explained() == 0; });
-  }
-  // The referee's explanations of the gradient that was written; none if it is right.
-  std::vector<Explanation> explain(const TrainingCase& correct, CaseGradients& gradients,
-                                   const std::vector<Types>& roundings = {{DType::f32}}) const {
-    return with_referee(correct, gradients, roundings, [](Referee& referee) -> std::vector<Explanation> {
-      if (referee.explained() == 0) return {};
-      if (referee.explained() < referee.roundings().size()) return referee.explain_better();
-      return referee.explain([](const std::string&, bool) { return true; });
-    });
-  }
-};
 const std::vector<Types> kAllTypes = {{DType::f32}, {DType::bf16}, {DType::bf16, false}};
-
-// A layer of each kind.
-Config small_hybrid() {
-  Config c = make_config("qwen3_5", {13, 16, 2, 2, 1, 8, 12, 0, false});
-  c.mixers = {MixerKind::delta_rule, MixerKind::attention}, c.rotary_share = 0.5;
-  return c;
-}
 
 std::vector<Family> judged_families() {
   const std::set<std::string> chosen =
@@ -119,22 +45,6 @@ TEST_P(RefereesOfFamilies, NameEveryDefect) {
   }
   EXPECT_GE(seen, 14);
 }
-
-class SmallReferees : public Referees {
- protected:
-  void SetUp() override {
-    Referees::SetUp();
-    save_random_model(dir / "model", correct.config);
-    correct.step = recorded(correct.config);
-  }
-  CaseGradients::Result in_float32(const TrainingCase& c) { return gradients.compute(c, {DType::f32}); }
-  const Defect& named(const std::string& name) const {
-    return *std::ranges::find_if(all_defects(), [&](const Defect& d) { return d.name == name; });
-  }
-
-  TrainingCase correct{make_config("qwen2", {31, 16, 2, 2, 1, 8, 24, 0, false}), {}};
-  CaseGradients gradients{[this](Engine& engine) { engine.load(dir / "model"); }};
-};
 
 TEST_F(SmallReferees, AcceptACorrectGradientInEveryType) {
   for (const Types types : {Types{DType::f64}, Types{DType::f32}, Types{DType::bf16}, Types{DType::bf16, false}}) {
@@ -306,96 +216,8 @@ TEST_F(SmallReferees, SolveForTheStrengthAndThePlaceOfADefect) {
     if (what == "micro-batch-scaled") wrong.scaled = place;
     if (what == "attention-window") wrong.config.window = place, wrong.wrong = {};
     if (what == "branch-keys") wrong.wrong.layer = place;
-    write(correct.config, in_float32(wrong));
-    const std::vector<Explanation> found = explain(correct, gradients);
-    ASSERT_FALSE(found.empty()) << name;
-    EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&named(name)}) << name;
-    EXPECT_PRED2(contains, found.front().detail, said);
+    expect_found(wrong, name, said);
   }
-}
-
-// Rows of a micro-batch lie one behind the other, but no trainer's convolution reads the row before.
-TEST_F(SmallReferees, LeaksStayInTheirRow) {
-  correct.config = make_config("lfm2", {31, 16, 3, 2, 1, 8, 24, 0, false});
-  save_random_model(dir / "model", correct.config);
-  const auto leak = [&] {
-    TrainingCase one = correct;
-    one.step.batches.resize(1), one.step.files = 1;
-    const HostGradient right(one.config, gradients.compute(one, {DType::f64}).values);
-    EXPECT_TRUE(named("convolution-leaks").apply(one));
-    return HostGradient(one.config, gradients.compute(one, {DType::f64}).values).difference(right).relative;
-  };
-  EXPECT_GT(leak(), 1e-4);
-  correct.step.batches[0].rows = correct.step.batches[0].batch.key_begin;  // a row for each document
-  EXPECT_LT(leak(), kExact);
-}
-
-TEST_F(SmallReferees, FindTheChunksThatLoseWhatWasBeforeThem) {
-  correct.config = make_config("lfm2", {13, 8, 3, 2, 1, 4, 12, 0, false});
-  correct.step = recorded(correct.config);
-  save_random_model(dir / "model", correct.config);
-  correct.step.batches = {correct.step.batches[0], correct.step.batches[2]}, correct.step.files = 1;
-  TrainingCase wrong = correct;
-  ASSERT_TRUE(named("convolution-reset").apply(wrong));
-  wrong.wrong.chunk = 32;
-  write(correct.config, in_float32(wrong));
-  const std::vector<Explanation> found = explain(correct, gradients);
-  ASSERT_FALSE(found.empty());
-  EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&named("convolution-reset")});
-  EXPECT_PRED2(contains, found.front().detail, "every 32 rows");
-}
-
-class HybridReferees : public SmallReferees {
- protected:
-  void SetUp() override {
-    correct.config = small_hybrid();
-    SmallReferees::SetUp();
-    correct.step.batches = {correct.step.batches[1], correct.step.batches[2]}, correct.step.files = 1;
-  }
-};
-
-// Trainers whose layers do not know where documents begin lose both borders at once.
-TEST_F(HybridReferees, NameBothLeaksOfADocument) {
-  const Defect& both = named("state-and-convolution-leak");
-  TrainingCase wrong = correct;
-  ASSERT_TRUE(both.apply(wrong));
-  write(correct.config, in_float32(wrong));
-  const std::vector<Explanation> found = explain(correct, gradients);
-  ASSERT_FALSE(found.empty());
-  EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&both});
-}
-
-TEST_F(HybridReferees, SolveForThePlaceOfADefect) {
-  correct.step.batches.resize(1);
-  for (const auto& [name, said] :
-       {std::pair{"branch-keys", "times 0.5, in layer 0"}, {"state-reset", "every 16 rows"}}) {
-    TrainingCase wrong = correct;
-    ASSERT_TRUE(named(name).apply(wrong)) << name;
-    if (wrong.wrong.what == "branch-keys") wrong.wrong.layer = 0, wrong.wrong.strength = 0.5;
-    write(correct.config, in_float32(wrong));
-    const std::vector<Explanation> found = explain(correct, gradients);
-    ASSERT_FALSE(found.empty()) << name;
-    EXPECT_EQ(found.front().defects, std::vector<const Defect*>{&named(name)}) << name;
-    EXPECT_PRED2(contains, found.front().detail, said);
-  }
-}
-
-// The gradient of a decay is what remains of terms as large as those of beta. Other trainers round these terms in float32.
-TEST_F(HybridReferees, AllowWhatFloat32LosesInADecay) {
-  const auto judged = [&](double relative_to_beta) {
-    CaseGradients::Result theirs = in_float32(correct);
-    const auto of = [&](const std::string& name) -> std::vector<double>& {
-      const auto is = [&](const Parameter& p) { return p.name == "model.layers.0.linear_attn." + name; };
-      return theirs
-          .values[static_cast<std::size_t>(std::ranges::find_if(theirs.parameters, is) - theirs.parameters.begin())];
-    };
-    const std::vector<double>& beta = of("in_proj_b.weight");
-    of("dt_bias")[0] += relative_to_beta * std::sqrt(std::inner_product(beta.begin(), beta.end(), beta.begin(), 0.0));
-    write(correct.config, theirs);
-    return is_right(correct, gradients);
-  };
-  EXPECT_TRUE(judged(5e-6));
-  EXPECT_FALSE(judged(1e-3));
 }
 
 // If only one defect of a pair is known, it is named, with the last tensor that it explains.

@@ -15,7 +15,7 @@ class WideParameters : public TemporaryDirectory {
   // The wide parameters, or all of them.
   Weights weights(Run& run, bool all = false) {
     Weights values;
-    for (const Entry<BFloat16>& e : table(config, run.model.weights)) {
+    for (const Entry<BFloat16>& e : table(run.model.config, run.model.weights)) {
       if (!e.parameter.wide && !all) continue;
       EXPECT_EQ(e.wide != nullptr, e.parameter.wide);
       e.with_matrix([&](auto m) {
@@ -91,6 +91,28 @@ TEST_F(WideParameters, AreExactInCheckpoints) {
     load_checkpoint(dev, dir / of_wide / checkpoint_name(1), again.model, layout, *again.optimizer);
     EXPECT_EQ(weights(again, true), weights(run, true)) << of_wide;
   }
+}
+
+// Beside adapters, trained norms are in the adapters' files, also those that have no master weights.
+TEST_F(WideParameters, AreSavedWithAdapters) {
+  Config adapted = config;
+  adapted.trained.emplace();
+  for (const Parameter& p : parameters_of(config))
+    if (p.name.ends_with("norm.weight")) adapted.trained->insert(p.name);
+  const LoraSettings lora = {.rank = 2, .alpha = 4};
+  adapted.adapters = new_adapters(adapted, lora);
+  ModelLayout layout(config);
+  layout.adapter_config = adapter_config(adapted, lora, dir / "base"), layout.base = dir / "base";
+  fs::create_directories(layout.base), fs::create_directories(dir / "run");
+  const Batch batch = packed(config, {20, 9});
+  Cpu dev(std::size_t{1} << 24);
+  Run run(dev, adapted, batch.size(), OptimizerKind::adamw), again(dev, adapted, batch.size(), OptimizerKind::adamw);
+  run.initialise(1, 0.1);
+  save_model(dev, layout.base, run.model, ModelLayout(config));
+  run.step({batch}, Schedule::stream(kTile, kTile), {.rate = 1e-5}, 1);
+  save_checkpoint(dev, dir / "run", run.model, layout, *run.optimizer, {{"step", 1}, {"options", Json::object()}});
+  load_checkpoint(dev, dir / "run" / checkpoint_name(1), again.model, layout, *again.optimizer);
+  EXPECT_EQ(weights(again, true), weights(run, true));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ std::size_t EngineFiles<Device, T, G>::load(const fs::path& directory, const fs:
   if (!adapters.empty()) AdapterDirectory(adapters).load(dev, trainer.model);
   trainer.optimizer->start(dev, trainer.model);
   if (!adapters.empty())  // the master weights, without rounding
-    AdapterDirectory(adapters).load(dev, trainer.model.config, trainer.optimizer->masters(trainer.model.config),
+    AdapterDirectory(adapters).load(dev, trainer.model.config, trainer.optimizer->masters(trainer.model),
                                     trainer.ranks.all);
   return bytes;
 }

@@ -23,7 +23,7 @@ void far_row_squares(Device& dev, Matrix<double> sums, FarMatrix<G> far) {
 struct GradientNorm {
   double norm = 0;
   std::uint64_t fingerprint = 0;  // a hash of the squared norms of all rows
-  std::string not_finite;         // the tensor in which backward first met a number that is not
+  std::string not_finite;         // the tensor where backward first met a number that is not
 };
 
 // sqrt(Σ g²) over all trained parameters, row by row: the order does not depend on the shards. All ranks get it.
@@ -60,7 +60,7 @@ GradientNorm global_norm(Device& dev, const Config& c, Tensors<G>& gradient, con
       for (Index i = 0; i < shard(e.parameter.rows, ranks, rank).size(); ++i) {
         const double squares = of_ranks[r][next[r]++];
         sum += squares, result.fingerprint = mix(result.fingerprint ^ std::bit_cast<std::uint64_t>(squares));
-        if (!std::isfinite(squares)) result.not_finite = ", first in " + e.parameter.name;
+        if (!std::isfinite(squares)) result.not_finite = e.parameter.name;
       }
     }
   }

@@ -137,10 +137,14 @@ class Optimizer {
       std::visit([&](auto& numbers) { f(state.name, table_of(c, state, numbers)); }, state.numbers);
   }
   bool has_master() const { return !states_.empty() && states_.back().name == kMaster; }
-  // The float32 weights.
-  Table<float> masters(const Config& c) {
+  // The float32 weights: master weights, and weights of which a model has no others.
+  Table<float> masters(Model<T>& model) {
     if (!has_master()) return {};
-    return table_of(c, states_.back(), std::get<StateMatrices<float>>(states_.back().numbers));
+    Table<float> all = table_of(model.config, states_.back(), std::get<StateMatrices<float>>(states_.back().numbers));
+    if constexpr (std::is_same_v<Accumulator<T>, float>)
+      for (const Entry<T>& e : trained(table(model.config, model.weights)))
+        if (e.wide) all.push_back({e.parameter, e.wide});
+    return all;
   }
 
   const Group ranks;

@@ -290,7 +290,8 @@ class Trainer {
     result.gradient = global_norm(dev, model.config, grad, ranks.all);
     const double loss = result.measures.loss;
     require(std::isfinite(loss) && std::isfinite(result.gradient.norm), "step ", step, ": the loss is ", loss,
-            " and the gradient norm ", result.gradient.norm, std::isfinite(loss) ? result.gradient.not_finite : "",
+            " and the gradient norm ", result.gradient.norm,
+            std::isfinite(loss) ? ", first in " + result.gradient.not_finite : "",
             "; the weights were not changed. Try a lower --rate or a longer --warmup");
   }
 

@@ -217,7 +217,7 @@ inline Json read_state(const fs::path& checkpoint) {
 template <class Device, class T, class Optimizer>
 void write_checkpoint(Device& dev, const fs::path& directory, const fs::path& training, Model<T>& model,
                       const ModelLayout& layout, Optimizer& optimizer) {
-  const Table<float> masters = optimizer.masters(model.config);
+  const Table<float> masters = optimizer.masters(model);
   const Table<T> weights = trained(table(model.config, model.weights));
   if (layout.adapter_config.empty()) {
     const bool exact = optimizer.has_master() && layout.holds_float32();

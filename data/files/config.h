@@ -102,8 +102,7 @@ inline void read_layers_without_rope(const Fields& f, const ModelFamily& family,
 // Whether a file says, by a null, that no layer has RoPE.
 inline bool says_no_theta(const Json& json) {
   const Json rope = json.value("rope_parameters", Json::object()), theta = json.value("rope_theta", Json(0));
-  return (rope.is_object() ? rope.value("rope_theta", theta) : theta).is_null() ||
-         (rope.is_null() && !json.contains("rope_theta"));
+  return (rope.is_object() ? rope.value("rope_theta", theta) : theta).is_null();
 }
 
 // Which layers have attention: given by "layer_types", by LFM2's "full_attn_idxs", which lists them, or every n-th.

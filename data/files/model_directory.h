@@ -102,10 +102,11 @@ class ModelFiles {
  private:
   // Gives tensors that have another name, or are in pieces, their usual name.
   void find_pieces(const StoredAs& other) {
-    const std::string first = std::string(other.stored.front()) + ".weight";
     for (const auto& [name, tensor] : std::map(tensors)) {
-      if (!name.ends_with("." + first)) continue;
-      const std::string layer = name.substr(0, name.size() - first.size()), usual = layer + other.module + ".weight";
+      const auto is_in = [&name = name](const std::string& module) { return name.ends_with("." + module + ".weight"); };
+      const auto piece = std::ranges::find_if(other.stored, is_in);
+      if (piece == other.stored.end() || !tensors.contains(name)) continue;  // or joined already
+      const std::string layer = name.substr(0, name.rfind(*piece)), usual = layer + other.module + ".weight";
       require(!tensors.contains(usual), tensor->where, ": is there twice, also as ", quote(usual),
               "; remove one of them");
       std::vector<const Tensor*> parts;

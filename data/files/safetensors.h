@@ -114,7 +114,8 @@ inline Tensor join(const std::vector<const Tensor*>& parts) {
     std::vector<Index> shape = part->shape;
     if (!shape.empty() && !all.shape.empty()) length += std::exchange(shape[0], all.shape[0]);
     require(part->dtype == all.dtype && shape == all.shape && !shape.empty(), part->where, ": is ", part->dtype,
-            " of shape ", shown(part->shape), ", which cannot be joined to ", all.where, "; download the file again");
+            " of shape ", shown(part->shape), ", which cannot be joined to ", all.where, ", which is ", all.dtype,
+            " of shape ", shown(all.shape), "; download the file again");
     bytes.append(reinterpret_cast<const char*>(part->data), part->bytes);
   }
   all.count = all.count / most(all.shape[0], 1) * length, all.shape[0] = length;

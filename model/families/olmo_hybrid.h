@@ -10,9 +10,9 @@ inline ModelFamily olmo_hybrid() {
   return {
       .name = "olmo_hybrid", .type = "olmo_hybrid", .architecture = "OlmoHybridForCausalLM",
       .defaults = {.norm_eps = 1e-6, .pre_norms = false, .post_norms = true, .norms_by_mixer = true,
-                   .qk_norm = QkNorm::all, .convolution_width = 4, .negative_eigenvalues = true, .output_norm_eps = 1e-5},
+                   .qk_norm = QkNorm::all, .convolution_width = 4, .doubles_beta = true, .output_norm_eps = 1e-5},
       .fields = llama_fields({{"linear_conv_kernel_dim", &Config::convolution_width, 4},
-                              {"linear_allow_neg_eigval", &Config::negative_eigenvalues, true},
+                              {"linear_allow_neg_eigval", &Config::doubles_beta, true},
                               {"linear_num_key_heads", &Config::delta_key_heads, Formula{"num_attention_heads", query_heads, true}},
                               {"linear_num_value_heads", &Config::delta_value_heads, Formula{"num_attention_heads", query_heads, true}},
                               {"linear_key_head_dim", &Config::delta_key_dim, Formula{"3/4 hidden_size / linear_num_key_heads", [](const Config& c) {
