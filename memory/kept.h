@@ -38,10 +38,10 @@ class KeptValues {
         leaving_(inputs_.any_far() ? block.chunks.size() : 0),
         layers_(static_cast<std::size_t>(c.layers)) {
     for (Index layer = 0; layer < c.layers; ++layer) {
-      if (matrices_.contains(c.mixer(layer))) continue;
+      if (matrices_.contains(c.kind(layer))) continue;
       Activations<T> none;
       for_each_activation(c, layer, ranks.size, none, [&]<class M>(Part part, Matrix<M>&, Index columns, View view) {
-        list<M>(layer).emplace_back(dev, shape(part, columns, view, c.mixer(layer)));
+        list<M>(layer).emplace_back(dev, shape(part, columns, view, c.kind(layer)));
       });
     }
   }
@@ -107,7 +107,7 @@ class KeptValues {
   };
   Layer& at(Index layer) { return layers_[static_cast<std::size_t>(layer)]; }
 
-  // The matrices of activations of all layers with one kind of mixer, by place in for_each_activation.
+  // The matrices of activations of all layers of one kind, by place in for_each_activation.
   struct Matrices {
     std::deque<KeptRows<Device, T>> values;
     std::deque<KeptRows<Device, A>> sums;  // those in the type of sums
@@ -125,14 +125,14 @@ class KeptValues {
   }
   template <class F>
   void for_each(Index layer, F&& f) {
-    Matrices& all = matrices_[c_.mixer(layer)];
+    Matrices& all = matrices_[c_.kind(layer)];
     for (auto& kept : all.values) f(kept);
     for (auto& kept : all.sums) f(kept);
   }
   // The kept matrices of this type.
   template <class M>
   auto& list(Index layer) {
-    Matrices& all = matrices_[c_.mixer(layer)];
+    Matrices& all = matrices_[c_.kind(layer)];
     if constexpr (std::is_same_v<M, T>) {
       return all.values;
     } else {
@@ -140,14 +140,14 @@ class KeptValues {
     }
   }
 
-  // Of a part of the layers with this mixer, or of all.
-  KeptShape shape(Part part, Index columns, View view, std::optional<MixerKind> mixer = {}) const {
+  // Of a part of the layers of this kind, or of all.
+  KeptShape shape(Part part, Index columns, View view, std::optional<LayerKind> kind = {}) const {
     KeptShape result = {{}, columns, part == Part::input ? Kind::saved : Kind::kept, {}, {}};
     const Index first = block.rows.all.begin;
     for (const auto& [all, own, number] : block.chunks)
       result.chunks.push_back(view == View::own_rows ? own : Rows{all.begin - first, all.end - first});
     for (Index layer = 0; layer < c_.layers; ++layer) {
-      const bool has = !mixer || c_.mixer(layer) == *mixer;
+      const bool has = !kind || c_.kind(layer) == *kind;
       result.places.push_back(has ? parts(layer).place(part) : Place::nowhere);
       result.read_twice.push_back(part == Part::input && !have_summary(layer));
     }
@@ -164,7 +164,7 @@ class KeptValues {
   const KeptSets sets_;
   const Matrix<T> residual_;
   KeptRows<Device, T> inputs_;
-  std::map<MixerKind, Matrices> matrices_;
+  std::map<LayerKind, Matrices> matrices_;
   std::vector<PendingCopy> leaving_;  // of each chunk of inputs
   std::vector<Layer> layers_;
 };

@@ -52,6 +52,7 @@ Activations<T> allocate_activations(Device& dev, const Config& c, Index layer, c
     if (!matrix) matrix = allocate<M>(dev, n, columns, Kind::chunk);
   });
   with_mixer(c, layer, [&](auto mixer) { mixer.complete(dev, ranks, mixer.of(a.mixer), c, rows.own.size()); });
+  with_feed_forward(c, layer, [&](auto kind) { kind.complete(dev, kind.of(a.feed_forward), c, rows.own.size()); });
   return a;
 }
 

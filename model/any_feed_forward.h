@@ -33,13 +33,14 @@ class LayerFeedForward {
       : any_(make(dev, c, layer, weights)) {}
 
   void forward(const Activations& a, Matrix<T> x, const KeptParts& kept = KeptParts::nothing()) {
-    std::visit([&](auto& f) { f.forward(f.Description::of(a), x, kept); }, any_);
+    std::visit([&](auto& f) { f.forward(std::decay_t<decltype(f)>::Description::of(a), x, kept); }, any_);
   }
   void output(Matrix<T> y, const Activations& a, Input<T> residual = {}) {
-    std::visit([&](auto& f) { f.output(y, f.Description::of(a), residual); }, any_);
+    std::visit([&](auto& f) { f.output(y, std::decay_t<decltype(f)>::Description::of(a), residual); }, any_);
   }
   Matrix<T> backward(const Layer<A>& g, Matrix<T> dy, const Activations& a, Matrix<T> x) {
-    return std::visit([&](auto& f) { return f.backward(g, dy, f.Description::of(a), x); }, any_);
+    return std::visit([&](auto& f) { return f.backward(g, dy, std::decay_t<decltype(f)>::Description::of(a), x); },
+                      any_);
   }
 
  private:

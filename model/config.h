@@ -27,6 +27,13 @@ enum class QkNorm { none, heads, heads_after_rope, all };
 // The part of a layer that mixes rows (model/mixer.h).
 enum class MixerKind { attention, convolution, delta_rule };
 
+// Layers of a kind have the same activations.
+struct LayerKind {
+  MixerKind mixer;
+  bool experts;
+  auto operator<=>(const LayerKind&) const = default;
+};
+
 // How the weights of linear layers are stored: as they are, or in 4 bits (kernels/nf4.cuh).
 enum class Base { plain, nf4 };
 
@@ -35,6 +42,12 @@ struct AdapterSize {
   Index rank = 0;
   double scale = 0;
   bool operator==(const AdapterSize&) const = default;
+};
+
+// The sizes of a mixture of experts: each row chooses some, of this width.
+struct MixtureShape {
+  Index experts, chosen, width;
+  RouterStyle style;
 };
 
 struct Config {
@@ -81,9 +94,12 @@ struct Config {
   bool doubles_beta = false;   // β is 2 sigmoid(b)
   double output_norm_eps = 0;  // of the norm of its output; 0: norm_eps
 
-  // Mixtures of experts. 0: no layer has one.
-  Index experts = 0, experts_per_token = 0, expert_mlp = 0;
-  bool router_renormalised = false;
+  // Mixtures of experts. 0: no layer has one. The first layers can be dense.
+  Index experts = 0, experts_per_token = 0, expert_mlp = 0, dense_layers = 0;
+  Index shared_mlp = 0;  // the width of the expert that all rows use; 0: none
+  RouterKind router_kind = RouterKind::softmax;
+  bool router_renormalised = false, router_bias = false;
+  double router_eps = 0, router_scale = 1;
 
   // What is trained: adapters always; other parameters if they are in this set, by name. Without a set: all of them.
   std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
@@ -100,8 +116,11 @@ struct Config {
   Index delta_width() const { return 2 * delta_key_width() + delta_value_width(); }  // of queries, keys and values
   bool has_delta_rule() const { return std::ranges::find(mixers, MixerKind::delta_rule) != mixers.end(); }
   Index rotary_dim() const { return static_cast<Index>(static_cast<double>(head_dim) * rotary_share); }
-  bool has_experts(Index) const { return experts > 0; }
-  RouterStyle router_style() const { return {.renormalised = router_renormalised}; }
+  bool has_experts(Index layer) const { return experts > 0 && layer >= dense_layers; }
+  MixtureShape routed() const {
+    return {experts, experts_per_token, expert_mlp, {router_kind, router_renormalised, router_eps, router_scale}};
+  }
+  MixtureShape shared() const { return {1, 1, shared_mlp, {.kind = RouterKind::sigmoid}}; }
   bool gated() const { return mlp_kind == Mlp::swiglu || mlp_kind == Mlp::geglu; }
   bool has_qk_norm() const { return qk_norm != QkNorm::none; }
   bool is_local(Index layer) const { return window > 0 && (local.empty() || local[static_cast<std::size_t>(layer)]); }
@@ -111,7 +130,8 @@ struct Config {
   // A model of this layer alone.
   Config only(Index layer) const {
     Config one = *this;
-    one.layers = 1, one.local = {is_local(layer)};
+    one.layers = 1, one.local = {is_local(layer)}, one.dense_layers = 0;
+    if (!has_experts(layer)) one.experts = 0;
     if (!mixers.empty()) one.mixers = {mixer(layer)};
     if (!without_rope.empty()) one.without_rope = {without_rope[static_cast<std::size_t>(layer)]};
     return one;
@@ -119,6 +139,7 @@ struct Config {
   MixerKind mixer(Index layer) const {
     return mixers.empty() ? MixerKind::attention : mixers[static_cast<std::size_t>(layer)];
   }
+  LayerKind kind(Index layer) const { return {mixer(layer), has_experts(layer)}; }
   bool swaps_norms(Index layer) const { return norms_by_mixer && mixer(layer) != MixerKind::attention; }
   bool has_pre_norms(Index layer) const { return pre_norms != swaps_norms(layer); }
   bool has_post_norms(Index layer) const { return post_norms != swaps_norms(layer); }
@@ -193,6 +214,9 @@ inline void validate(const Config& c) {
     require(c.expert_mlp > 0 && c.expert_mlp <= kLargestSize, "model: experts of width ", c.expert_mlp,
             " are not supported");
     require(c.gated() && !c.mlp_bias, "model: experts have gates and no biases");
+    require(c.dense_layers >= 0 && c.dense_layers < c.layers, "model: of ", c.layers, " layers, the first ",
+            c.dense_layers, " cannot be dense and others have experts");
+    require(c.router_scale > 0, "model: the scale of a router must be positive");
   }
   require(c.window >= 0, "model: the attention window must not be negative");
   require(c.norm_eps > 0 && c.output_norm_eps >= 0 && c.rope_theta > 0 && c.local_rope_theta >= 0,

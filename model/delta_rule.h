@@ -69,6 +69,11 @@ struct DeltaRule {
     rows.linear("attention", w.z, names.z, {values, d}, Init::normal, false);
     rows.linear("attention", w.beta, names.beta, {heads, d}, Init::normal, false);
     rows.linear("attention", w.decay, names.decay, {heads, d}, Init::normal, false);
+    if (names.z == names.delta_q) {  // in files, all that belongs to a key head is together
+      const Index group = heads / c.delta_key_heads, value = group * c.delta_value_dim;
+      rows.take_turns(names.z, {c.delta_key_dim, c.delta_key_dim, value, value});
+      rows.take_turns(names.beta, {group, group});
+    }
     rows.row(w.a_log, names.a_log, "", {1, heads}, Init::log_uniform).wide = true;
     rows.row(w.dt_bias, names.dt_bias, "", {1, heads}, Init::ones);
     rows.row(w.output_norm.weight, names.output_norm, ".weight", {1, c.delta_value_dim}, Init::ones).wide = true;
@@ -214,11 +219,11 @@ class GatedDeltaRule {
     linear(dev, a.qkv.columns(k), x, w.keys());
     linear(dev, a.qkv.columns(v), x, w.values());
     linear(dev, a.b, x, w.beta);
-    linear(dev, a.a, x, w.decay);
+    linear(dev, a.a, x, w.decay_part());
   }
   void project(const Activations& a, Matrix<T> x) {
     project_inputs(a, x);
-    linear(dev, a.z, x, w.z);
+    linear(dev, a.z, x, w.z_part());
   }
   void write_edges(const Activations& a, const StreamRows& at, const Summary<T>& past) {
     edges.write(at.rows, past.slice(at.rows).edges, [&](Matrix<T> u) { convert(dev, u, edges.last_rows(a.qkv)); });

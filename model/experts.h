@@ -6,19 +6,28 @@
 //
 // The rows of a chunk are sorted by expert (kernels/routes.cuh); activations have a row for each row and expert of it. The
 // weights of all experts are one matrix, one below the other.
+//
+// A shared expert, which all rows use, is a second mixture, of one expert: its weight is the sigmoid of its only logit.
 #pragma once
 
-#include "kernels/grouped_matmul.cuh"
 #include "kernels/router.cuh"
 #include "model/feed_forward.h"
+#include "model/grouped_linear.h"
 
 namespace streambp {
 
 template <class T>
-struct ExpertActivations {
-  Matrix<Accumulator<T>> logits, weights;  // of the router
-  Matrix<std::int32_t> chosen, place, source, begin;
+struct MixtureActivations {
+  Matrix<Accumulator<T>> logits;  // of the router
   Matrix<T> gate, up, activated;
+  // What follows from the logits at little cost, and is never kept.
+  Matrix<Accumulator<T>> weights = {};
+  Routes routes = {};
+};
+
+template <class T>
+struct ExpertActivations {
+  MixtureActivations<T> routed, shared;
 };
 
 // What the rest of the program must know of experts without computing them.
@@ -27,27 +36,126 @@ struct Experts {
   static void parameters(Section<T>& rows, Layer<T>& w) {
     const Config& c = rows.c;
     const Modules& names = family_of(c).modules;
-    const Index d = c.hidden, m = c.expert_mlp;
-    rows.row(w.router.weight, names.router, ".weight", {c.experts, d}, Init::normal);
-    rows.experts(w.gate, names.expert_gate, {m, d}, m, Init::normal);
-    rows.experts(w.up, names.expert_up, {m, d}, m, Init::normal);
-    rows.experts(w.down, names.expert_down, {d, m}, 0, Init::residual);
+    const Index d = c.hidden, m = c.expert_mlp, shared = c.shared_mlp;
+    rows.row(w.routed.router.weight, names.router, ".weight", {c.experts, d}, Init::normal);
+    if (c.router_bias) {
+      Parameter& bias = rows.row(w.routed.bias, names.router_bias, "", {1, c.experts}, Init::zeros);
+      bias.wide = true, bias.trained = false;
+    }
+    rows.experts(w.routed.gate, names.experts_in, {m, d}, m, Init::normal);
+    rows.experts(w.routed.up, names.experts_in, {m, d}, m, Init::normal);
+    rows.experts(w.routed.down, names.experts_out, {d, m}, 0, Init::residual);
+    if (shared == 0) return;
+    rows.linear("mlp", w.shared.router, names.shared_router, {1, d}, Init::normal, false);
+    rows.linear("mlp", w.shared.gate, names.shared_gate, {shared, d}, Init::normal, false);
+    rows.linear("mlp", w.shared.up, names.shared_up, {shared, d}, Init::normal, false);
+    rows.linear("mlp", w.shared.down, names.shared_down, {d, shared}, Init::residual, false);
   }
 
+  // Of all that FeedForwardActivations has.
   static auto& of(auto& all) { return all.experts; }
 
-  // In the matrix `begin` only the first row is used.
   template <class T, class F>
   static void for_each_activation(const Config& c, ExpertActivations<T>& a, F&& f) {
-    using enum Part;
-    const auto own = [&](Part part, auto& matrix, Index columns) { f(part, matrix, columns, View::own_rows); };
-    own(gate_up, a.logits, c.experts);
-    own(gate_up, a.begin, c.experts + 1);
-    for (auto* m : {&a.chosen, &a.place, &a.source}) own(gate_up, *m, c.experts_per_token);
-    own(gate_up, a.weights, c.experts_per_token);
-    for (auto* m : {&a.gate, &a.up}) own(gate_up, *m, c.experts_per_token * c.expert_mlp);
-    own(activated, a.activated, c.experts_per_token * c.expert_mlp);
+    for_each_activation(c.routed(), a.routed, f);
+    if (c.shared_mlp > 0) for_each_activation(c.shared(), a.shared, f);
   }
+  // Call when these matrices have memory.
+  template <class Device, class T>
+  static void complete(Device& dev, ExpertActivations<T>& a, const Config& c, Index rows) {
+    complete(dev, a.routed, c.routed(), rows);
+    if (c.shared_mlp > 0) complete(dev, a.shared, c.shared(), rows);
+  }
+
+ private:
+  template <class T, class F>
+  static void for_each_activation(const MixtureShape& m, MixtureActivations<T>& a, F&& f) {
+    using enum Part;
+    f(gate_up, a.logits, m.experts, View::own_rows);
+    f(gate_up, a.gate, m.chosen * m.width, View::own_rows);
+    f(gate_up, a.up, m.chosen * m.width, View::own_rows);
+    f(activated, a.activated, m.chosen * m.width, View::own_rows);
+  }
+  template <class Device, class T>
+  static void complete(Device& dev, MixtureActivations<T>& a, const MixtureShape& m, Index rows) {
+    a.weights = allocate<Accumulator<T>>(dev, rows, m.chosen, Kind::chunk);
+    a.routes = allocate_routes(dev, rows, m.chosen, m.experts);
+    for (Matrix<T>* packed : {&a.gate, &a.up, &a.activated}) *packed = packed->reshape(m.width);
+  }
+};
+
+// A mixture, routed or shared.
+template <class Device, class T>
+class ExpertMixture {
+ public:
+  using A = Accumulator<T>;
+  using Activations = MixtureActivations<T>;
+  using Back = LinearBackward<T, A>;
+
+  ExpertMixture(Device& dev, const MixtureShape& m, Mlp kind, const MixtureWeights<T>& weights)
+      : dev(dev), m(m), kind(kind), w(weights) {}
+
+  // What is kept is not computed again.
+  void forward(const Activations& a, Matrix<T> x, const KeptParts& kept) {
+    if (!kept.have(Part::gate_up)) linear<Device, A, T>(dev, a.logits, x, w.router);
+    route(dev, a.routes.chosen, a.weights, router(a));
+    sort_by_expert(dev, a.routes);
+    if (!kept.have(Part::gate_up)) {
+      auto scope = dev.scope();
+      const Matrix<T> packed = gathered(x, a.routes);
+      grouped_linear(dev, a.gate, packed, w.gate, a.routes);
+      grouped_linear(dev, a.up, packed, w.up, a.routes);
+    }
+    if (!kept.have(Part::activated)) activation(dev, kind, a.activated, a.gate, a.up);
+  }
+
+  // y = residual + Σ_e weight_e activated down_eᵀ
+  void output(Matrix<T> y, const Activations& a, Input<T> residual) {
+    auto scope = dev.scope();
+    const auto packed = allocate<T>(dev, a.routes.size(), y.cols, Kind::chunk);
+    grouped_linear(dev, packed, a.activated, w.down, a.routes);
+    combine_rows<Device, T>(dev, y, packed, a.weights, a.routes, residual);
+  }
+
+  // dy: of the output. dx = ..., or dx += ..., and adds to the gradients of the weights.
+  void backward(const MixtureWeights<A>& g, Matrix<T> dx, Matrix<T> dy, const Activations& a, Matrix<T> x,
+                Update update) {
+    auto scope = dev.scope();
+    const auto dweights = allocate<A>(dev, x.rows, m.chosen, Kind::chunk);
+    const auto dactivated = allocate<T>(dev, a.routes.size(), m.width, Kind::chunk);
+    const Matrix<T> packed_dy = gathered(dy, a.routes);
+    grouped_linear_backward_input(dev, dactivated, packed_dy, w.down, a.routes, Update::assign);
+    combine_rows_backward<Device, T>(dev, dweights, dactivated, a.activated, a.weights, a.routes);
+    grouped_linear_backward_weight(dev, Back{g.down, packed_dy, w.down}, a.activated, a.routes);
+    // From here on the memory of gate and up holds their gradients.
+    const auto [dgate, dup] = activation_backward(dev, kind, a.gate, a.up, dactivated);
+    const Matrix<T> packed = packed_dy;  // the same memory
+    gather_rows<Device, T>(dev, packed, x, a.routes);
+    grouped_linear_backward_weight(dev, Back{g.gate, dgate, w.gate}, packed, a.routes);
+    grouped_linear_backward_weight(dev, Back{g.up, dup, w.up}, packed, a.routes);
+    grouped_linear_backward_input(dev, packed, dgate, w.gate, a.routes, Update::assign);
+    grouped_linear_backward_input(dev, packed, dup, w.up, a.routes, Update::add);
+    combine_rows<Device, T>(dev, dx, packed, {}, a.routes, update == Update::add ? Input<T>(dx) : Input<T>());
+
+    const auto exact = allocate<A>(dev, x.rows, m.experts, Kind::chunk);
+    route_backward(dev, exact, a.routes.chosen, dweights, router(a));
+    const auto dlogits = allocate<T>(dev, x.rows, m.experts, Kind::chunk);
+    convert(dev, dlogits, exact);
+    linear_backward(dev, dx, x, {Back{g.router, dlogits, w.router}}, Update::add);
+  }
+
+ private:
+  RouterInput<A> router(const Activations& a) const { return {a.logits, w.bias, m.style}; }
+  Matrix<T> gathered(Matrix<T> x, const Routes& routes) {
+    const auto packed = allocate<T>(dev, routes.size(), x.cols, Kind::chunk);
+    gather_rows<Device, T>(dev, packed, x, routes);
+    return packed;
+  }
+
+  Device& dev;
+  const MixtureShape m;
+  const Mlp kind;
+  const MixtureWeights<T>& w;
 };
 
 template <class Device, class T>
@@ -57,80 +165,31 @@ class ExpertFeedForward {
   using Description = Experts;
   using Activations = ExpertActivations<T>;
 
-  ExpertFeedForward(Device& dev, const Config& c, const Layer<T>& weights) : dev(dev), c(c), w(weights) {}
+  ExpertFeedForward(Device& dev, const Config& c, const Layer<T>& weights)
+      : dev(dev),
+        has_shared(c.shared_mlp > 0),
+        routed(dev, c.routed(), c.mlp_kind, weights.routed),
+        shared(dev, c.shared(), c.mlp_kind, weights.shared) {}
 
-  // What is kept is not computed again.
   void forward(const Activations& a, Matrix<T> x, const KeptParts& kept = KeptParts::nothing()) {
-    if (!kept.have(Part::gate_up)) {
-      const Routes routes = routes_of(a);
-      linear<Device, A, T>(dev, a.logits, x, w.router);
-      route(dev, a.chosen, a.weights, router_of(a));
-      sort_by_expert(dev, routes);
-      auto scope = dev.scope();
-      const Matrix<T> packed = gathered(x, routes);
-      grouped_matmul<Device, T>(dev, packed_rows(a.gate), packed, w.gate.weight, routes);
-      grouped_matmul<Device, T>(dev, packed_rows(a.up), packed, w.up.weight, routes);
-    }
-    if (!kept.have(Part::activated)) activation(dev, c.mlp_kind, a.activated, a.gate, a.up);
+    routed.forward(a.routed, x, kept);
+    if (has_shared) shared.forward(a.shared, x, kept);
   }
-
-  // y = residual + Σ_e weight_e activated down_eᵀ
   void output(Matrix<T> y, const Activations& a, Input<T> residual = {}) {
-    auto scope = dev.scope();
-    const Routes routes = routes_of(a);
-    const auto packed = allocate<T>(dev, routes.size(), y.cols, Kind::chunk);
-    grouped_matmul<Device, T>(dev, packed, packed_rows(a.activated), w.down.weight, routes);
-    combine_rows<Device, T>(dev, y, packed, a.weights, routes, residual);
+    routed.output(y, a.routed, residual);
+    if (has_shared) shared.output(y, a.shared, y);
   }
-
-  // dy: of the output. Returns dx, and adds to the gradients of the weights.
   Matrix<T> backward(const Layer<A>& g, Matrix<T> dy, const Activations& a, Matrix<T> x) {
     const auto dx = allocate<T>(dev, x.rows, x.cols, Kind::chunk);
-    auto scope = dev.scope();
-    const Routes routes = routes_of(a);
-    const auto dweights = allocate<A>(dev, x.rows, c.experts_per_token, Kind::chunk);
-    const auto dactivated = allocate<T>(dev, routes.size(), c.expert_mlp, Kind::chunk);
-    const Matrix<T> packed_dy = gathered(dy, routes);
-    grouped_matmul_backward_input<Device, T>(dev, dactivated, packed_dy, w.down.weight, routes, Update::assign);
-    combine_rows_backward<Device, T>(dev, dweights, dactivated, packed_rows(a.activated), a.weights, routes);
-    grouped_matmul_backward_weight<Device, T, A>(dev, g.down.weight, packed_dy, packed_rows(a.activated), routes);
-    // From here on the memory of gate and up holds their gradients.
-    const auto [dgate, dup] = activation_backward(dev, c.mlp_kind, packed_rows(a.gate), packed_rows(a.up), dactivated);
-    const Matrix<T> packed = packed_dy;  // the same memory
-    gather_rows<Device, T>(dev, packed, x, routes);
-    grouped_matmul_backward_weight<Device, T, A>(dev, g.gate.weight, dgate, packed, routes);
-    grouped_matmul_backward_weight<Device, T, A>(dev, g.up.weight, dup, packed, routes);
-    grouped_matmul_backward_input<Device, T>(dev, packed, dgate, w.gate.weight, routes, Update::assign);
-    grouped_matmul_backward_input<Device, T>(dev, packed, dup, w.up.weight, routes, Update::add);
-    combine_rows<Device, T>(dev, dx, packed, {}, routes);
-    router_backward(g, dx, dweights, a, x);
+    routed.backward(g.routed, dx, dy, a.routed, x, Update::assign);
+    if (has_shared) shared.backward(g.shared, dx, dy, a.shared, x, Update::add);
     return dx;
   }
 
  private:
-  void router_backward(const Layer<A>& g, Matrix<T> dx, Matrix<A> dweights, const Activations& a, Matrix<T> x) {
-    const auto exact = allocate<A>(dev, x.rows, c.experts, Kind::chunk);
-    route_backward(dev, exact, a.chosen, dweights, router_of(a));
-    const auto dlogits = allocate<T>(dev, x.rows, c.experts, Kind::chunk);
-    convert(dev, dlogits, exact);
-    linear_backward(dev, dx, x, {LinearBackward<T, A>{g.router, dlogits, w.router}}, Update::add);
-  }
-
-  RouterInput<A> router_of(const Activations& a) const { return {a.logits, {}, c.router_style()}; }
-  Routes routes_of(const Activations& a) const {
-    return {a.chosen, a.place, a.source.reshape(a.source.size()), a.begin.slice({0, 1})};
-  }
-  // A row for each row and expert.
-  Matrix<T> packed_rows(Matrix<T> x) const { return x.reshape(c.expert_mlp); }
-  Matrix<T> gathered(Matrix<T> x, const Routes& routes) {
-    const auto packed = allocate<T>(dev, routes.size(), x.cols, Kind::chunk);
-    gather_rows<Device, T>(dev, packed, x, routes);
-    return packed;
-  }
-
   Device& dev;
-  const Config& c;
-  const Layer<T>& w;
+  const bool has_shared;
+  ExpertMixture<Device, T> routed, shared;
 };
 
 }  // namespace streambp

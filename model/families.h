@@ -8,21 +8,19 @@
 #include <string>
 #include <vector>
 
-#include "model/families/lfm2.h"
+#include "model/families/experts.h"
 #include "model/families/olmo_hybrid.h"
-#include "model/families/qwen3_5.h"
-#include "model/families/qwen3_moe.h"
-#include "model/families/variants.h"
 
 namespace streambp {
 
 // All families. A program may add its own.
 inline std::deque<ModelFamily>& model_families() {
   static std::deque<ModelFamily> all = {
-      gpt2(),           llama(),   mistral(),  ministral(),  ministral3(), qwen2(),   qwen3(),       gemma(),
-      gemma2(),         gemma3(),  nanochat(), phi3(),       olmo2(),      olmo3(),   smollm3(),     granite(),
-      granite_hybrid(), exaone4(), cohere(),   cohere2(),    glm(),        glm4(),    hunyuan(),     ernie4_5(),
-      helium(),         arcee(),   seed_oss(), starcoder2(), lfm2(),       qwen3_5(), olmo_hybrid(), qwen3_moe()};
+      gpt2(),           llama(),      mistral(),  ministral(),  ministral3(), qwen2(),   qwen3(),       gemma(),
+      gemma2(),         gemma3(),     nanochat(), phi3(),       olmo2(),      olmo3(),   smollm3(),     granite(),
+      granite_hybrid(), exaone4(),    cohere(),   cohere2(),    glm(),        glm4(),    hunyuan(),     ernie4_5(),
+      helium(),         arcee(),      seed_oss(), starcoder2(), lfm2(),       qwen3_5(), olmo_hybrid(), qwen3_moe(),
+      qwen3_5_moe(),    qwen3_next(), mixtral(),  olmoe(),      granitemoe(), lfm2_moe()};
   return all;
 }
 inline const ModelFamily& family_named(const std::string& name) {
@@ -83,7 +81,12 @@ inline Config make_config(const std::string& family, const Sizes& s) {
       if (const auto* formula = std::get_if<Formula>(&field.value); formula && formula->of_delta_rule)
         c.*std::get<Member<Index>>(field.meaning) = static_cast<Index>(formula->of(c));
   }
-  if (c.experts > 0 && c.expert_mlp == 0) c.expert_mlp = most(s.mlp / c.experts_per_token, 1);
+  if (c.experts > 0) {  // those of a token are as wide as a dense layer
+    c.dense_layers = least(c.dense_layers, s.layers - 1);
+    c.expert_mlp = most(s.mlp / (c.experts_per_token + (c.shared_mlp > 0 ? 1 : 0)), 1);
+    if (c.shared_mlp > 0) c.shared_mlp = c.expert_mlp;
+    if (c.dense_layers == 0) c.mlp = c.experts_per_token * c.expert_mlp;
+  }
   if (f.local == LocalLayers::most) c.local = all_but_every_layer(f.global_every, s.layers);
   if (f.without_rope_every > 0) c.without_rope = every_layer(f.without_rope_every, s.layers);
   if (f.local_rope) c.without_rope = without(c.local);

@@ -21,6 +21,7 @@ struct Fixed {};    // always has this value
 struct Only {};     // the same, but need not be written
 struct Needed {};   // as Fixed, and files must have it
 struct Ignored {};  // has no effect
+struct Empty {};    // a list without entries
 struct Either {     // as Fixed, or this value
   const char* other;
 };
@@ -49,7 +50,7 @@ enum class Written { always, if_unusual };
 struct Field {
   const char* name;  // empty: in no file
   std::variant<Member<Index>, Member<double>, Member<bool>, Inverse, InverseSquare, OrNull, Fixed, Only, Needed, Either,
-               AllOf, Ignored>
+               AllOf, Empty, Ignored>
       meaning;
   // The value in files that do not have the field. Without one they must have it.
   std::variant<std::monostate, Index, double, bool, const char*, Formula> value = {};
@@ -60,10 +61,10 @@ struct Field {
 // "sliding_window"; `all` cannot list them; of `most`, every n-th layer is global.
 enum class LocalLayers { none, all, all_or_listed, all_if_named, upper, most };
 
-// A module that files may have under another name, or in several tensors, one after the other.
+// A tensor that files may have under another name, or in several pieces, one after the other: % is the number of an expert.
 struct StoredAs {
   std::vector<const char*> stored;
-  const char* module;
+  const char* tensor;
 };
 
 // The names of modules in files; their tensors are NAME.weight and NAME.bias. Linear layers of one name are parts of one
@@ -78,7 +79,10 @@ struct Modules {
   const char *convolution_in = "", *convolution = "", *convolution_out = "";
   const char *delta_q = "", *delta_k = "", *delta_v = "", *z = "", *beta = "", *decay = "", *a_log = "", *dt_bias = "",
              *output_norm = "", *delta_out = "";
-  const char *router = "", *expert_gate = "", *expert_up = "", *expert_down = "";
+  const char *router = "mlp.gate", *router_bias = "", *experts_in = "mlp.experts.gate_up_proj",
+             *experts_out = "mlp.experts.down_proj";
+  const char *shared_router = "mlp.shared_expert_gate", *shared_gate = "mlp.shared_expert.gate_proj",
+             *shared_up = "mlp.shared_expert.up_proj", *shared_down = "mlp.shared_expert.down_proj";
   const char *gate = "mlp.gate_proj", *up = "mlp.up_proj", *down = "mlp.down_proj";
 
   bool transposed = false;  // linear layers are stored as (inputs x outputs)

@@ -37,6 +37,8 @@ struct Dense {
     f(Part::gate_up, a.up, c.mlp, View::own_rows);
     f(Part::activated, a.activated, c.mlp, View::own_rows);
   }
+  template <class Device, class T>
+  static void complete(Device&, DenseActivations<T>&, const Config&, Index) {}
 };
 
 template <class Device, class T>

@@ -61,30 +61,32 @@ void linear(Device& dev, Matrix<Y> y, Matrix<T> x, const Linear<T>& w, Input<Y> 
   matmul<Device, Y, T>(dev, y, low_rank(dev, x, w.adapter), w.adapter.b, {}, y);
 }
 
-// Adds to da, db and dx of layers that share an a.
+// Adds to da, db and dx of layers that share an a; what is empty is not computed.
 template <class Device, class T, class A>
 void adapter_backward(Device& dev, Matrix<T> dx, Matrix<T> x, std::span<const LinearBackward<T, A>> layers) {
   auto scope = dev.scope();
   const Adapter<T>& adapter = layers[0].w.adapter;
-  const auto low = low_rank(dev, x, adapter), dlow = allocate<T>(dev, x.rows, adapter.a.rows, Kind::chunk);
+  const bool trained = !!layers[0].dw.adapter.b;
+  const auto low = trained ? low_rank(dev, x, adapter) : Matrix<T>();
+  const auto dlow = allocate<T>(dev, layers[0].dy.rows, adapter.a.rows, Kind::chunk);
   Update update = Update::assign;
   for (const auto& [dw, dy, w] : layers) {
-    matmul_backward_weight(dev, dw.adapter.b, {}, dy, low);
+    if (trained) matmul_backward_weight(dev, dw.adapter.b, {}, dy, low);
     matmul_backward_input(dev, dlow, dy, w.adapter.b, std::exchange(update, Update::add));
   }
   scale(dev, dlow, adapter.scale);
-  matmul_backward_weight(dev, layers[0].dw.adapter.a, {}, dlow, x);
-  matmul_backward_input(dev, dx, dlow, adapter.a, Update::add);
+  if (trained) matmul_backward_weight(dev, layers[0].dw.adapter.a, {}, dlow, x);
+  if (dx) matmul_backward_input(dev, dx, dlow, adapter.a, Update::add);
 }
 
 // For layers with the same input x: dx = Σ dy weight, or dx += Σ dy weight; dweight += dyᵀ x, dbias += Σ_rows dy; and the
-// same for adapters. A layer with a b but no a shares the a of the layer before.
+// same for adapters. A layer with a b but no a shares the a of the layer before. What is empty is not computed.
 template <class Device, class T, class A>
 void linear_backward(Device& dev, Matrix<T> dx, Matrix<T> x, std::initializer_list<LinearBackward<T, A>> layers,
                      Update update) {
   for (const auto& [dw, dy, w] : layers) {
-    matmul_backward_input(dev, dx, dy, w.weight, std::exchange(update, Update::add));
-    matmul_backward_weight(dev, dw.weight, dw.bias, dy, x);
+    if (dx) matmul_backward_input(dev, dx, dy, w.weight, std::exchange(update, Update::add));
+    if (x) matmul_backward_weight(dev, dw.weight, dw.bias, dy, x);
   }
   for (auto first = layers.begin(); first != layers.end();) {
     auto next = first + 1;

@@ -73,7 +73,7 @@ struct Attention {
     rows.linear("attention", w.q, names.q, {q, d}, Init::normal, c.qkv_bias);
     if (c.attention_gate) {  // in files, the queries and the gate of each head follow each other
       rows.linear("attention", w.attention_gate, names.q, {q, d}, Init::normal, c.qkv_bias);
-      rows.take_turns(names.q, c.head_dim);
+      rows.take_turns(names.q, {c.head_dim, c.head_dim});
     }
     rows.linear("attention", w.k, names.k, {kv, d}, Init::normal, c.qkv_bias);
     rows.linear("attention", w.v, names.v, {kv, d}, Init::normal, c.qkv_bias);

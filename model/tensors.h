@@ -37,6 +37,13 @@ struct Parameter {
   bool replicated() const { return adapter() || wide; }  // never in shards of ranks
 };
 
+// Of a mixture of experts. gate, up and down have the weights of all experts.
+template <class T>
+struct MixtureWeights {
+  Linear<T> router, gate, up, down;
+  Matrix<Accumulator<T>> bias;  // of the router's choice
+};
+
 // The tensors of a layer. Tensors that the model does not have stay empty.
 template <class T>
 struct Layer {
@@ -48,16 +55,18 @@ struct Layer {
   Matrix<T> taps;
   Linear<T> attention_gate;
   Linear<T> z, beta, decay;  // of a gated delta rule
-  Linear<T> router;          // of experts: gate, up and down have the weights of all of them
   Matrix<Accumulator<T>> a_log;
   Matrix<T> dt_bias;
   NormWeights<Accumulator<T>> output_norm;
+  MixtureWeights<T> routed, shared;  // experts
 
   // Where q, k and v are one tensor in files, as in GPT-2 and in Qwen3.5's delta rules, their adapters share q's a; so do q
-  // and attention's gate in Qwen3.5, gate and up in Phi-3, and b, c and x of a convolution.
+  // and attention's gate in Qwen3.5, z in Qwen3-Next, gate and up in Phi-3, and b, c and x of a convolution.
   Linear<T> keys() const { return with_shared_a(k, q); }
   Linear<T> values() const { return with_shared_a(v, q); }
   Linear<T> gate_of_attention() const { return with_shared_a(attention_gate, q); }
+  Linear<T> z_part() const { return with_shared_a(z, q); }
+  Linear<T> decay_part() const { return with_shared_a(decay, beta); }
   Linear<T> ups() const { return with_shared_a(up, gate); }
   Linear<T> c_part() const { return with_shared_a(c, b); }
   Linear<T> x_part() const { return with_shared_a(x, b); }
@@ -160,11 +169,12 @@ struct Section {
     }
     return table.emplace_back(entry).parameter;
   }
-  // In files, the parts of this linear layer take turns.
-  void take_turns(const std::string& module, Index turn) {
+  // In files, the parts of this linear layer take turns, with so many rows each.
+  void take_turns(const std::string& module, const std::vector<Index>& rows) {
     for (const char* tensor : {".weight", ".bias", ".lora_B.weight"})
       for (Entry<T>& e : table)
-        if (e.parameter.name == prefix + module + tensor) e.parameter.turn = turn;
+        if (e.parameter.name == prefix + module + tensor)
+          e.parameter.turn = rows[static_cast<std::size_t>(e.parameter.part)];
   }
   void norm(NormWeights<T>& w, const std::string& module, Index width, Norm kind) {
     if (!c.norm_weight) return;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "model/parameters.h"
-#include "referee/oracle_delta_rule.h"
+#include "referee/oracle_experts.h"
 
 namespace streambp::oracle {
 
@@ -58,7 +58,7 @@ inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Arra
 
 struct LayerKind {
   MixerKind mixer;
-  bool local, rotates;
+  bool local, rotates, experts = false;
 };
 
 // Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
@@ -176,6 +176,25 @@ inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
   return linear(tape, multiply(tape, gate, up), w.down);
 }
 
+// The sum of the experts that a row chooses, and of the shared one.
+inline Array experts(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
+  const auto gated = [&](Array gate, Array up) { return multiply(tape, activation(tape, c.mlp_kind, gate), up); };
+  const auto of = [](const Linear<Number>& all, Index e, Index rows) {
+    return Array(all.weight.slice({e * rows, (e + 1) * rows}));
+  };
+  const MixtureWeights<Number>& r = w.routed;
+  const Array bias = r.bias ? Array(r.bias) : Array();
+  Array y = mixture(tape, c.routed(), x, linear(tape, x, r.router), bias, [&](Index e) {
+    const Array gate = linear(tape, x, of(r.gate, e, c.expert_mlp)), up = linear(tape, x, of(r.up, e, c.expert_mlp));
+    return linear(tape, gated(gate, up), of(r.down, e, c.hidden));
+  });
+  if (c.shared_mlp == 0) return y;
+  const MixtureWeights<Number>& s = w.shared;
+  const Array open = sigmoid(tape, linear(tape, x, s.router));
+  const Array shared = linear(tape, gated(linear(tape, x, s.gate), linear(tape, x, s.up)), s.down);
+  return add(tape, y, multiply(tape, shared, {open.data, x.rows, x.cols, 1, 0}));
+}
+
 // h = x + attention(norm(x))        y = h + mlp(norm(h))        with post-norms: x + norm(attention(...)), h + norm(mlp(...))
 // Some models have only post-norms, some of these only in layers with attention. Parallel branches: y = h + mlp(norm(x)). Some
 // scale both branches.
@@ -198,7 +217,8 @@ inline Array layer(Tape& tape, const Config& c, LayerKind kind, const TokenBatch
   const auto own_norm = [&] {
     return branch(tape, "branch-mlp-norm", normed(branch(tape, "branch-mlp-input", h), w.mlp_norm));
   };
-  Array y = mlp(tape, c, w, c.parallel ? x_norm : own_norm());
+  const Array input = c.parallel ? x_norm : own_norm();
+  Array y = kind.experts ? experts(tape, c, w, input) : mlp(tape, c, w, input);
   if (after) y = norm(tape, c, c.norm, y, w.post_mlp_norm.weight);
   return add(tape, branch(tape, "branch-mlp-skip", h), scaled(branch(tape, "branch-mlp", y)));
 }
@@ -214,7 +234,7 @@ inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const T
     const bool rotates = c.positions == Positions::rope && (c.without_rope.empty() || !c.without_rope[l]);
     tape.layer = static_cast<Index>(l);
     const MixerKind mixer = c.mixers.empty() ? MixerKind::attention : c.mixers[l];
-    x = layer(tape, c, {mixer, local, rotates}, batch, w.layers[l], x);
+    x = layer(tape, c, {mixer, local, rotates, c.has_experts(tape.layer)}, batch, w.layers[l], x);
   }
   tape.layer = -1;
   if (tape.wrong.stops_at_head) tape.steps.clear();

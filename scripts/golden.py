@@ -15,15 +15,16 @@ from safetensors.torch import save
 
 # Their names in model_type, where these are not those of the classes in lower case.
 FAMILIES = [
-    "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Granite", "GraniteMoeHybrid",
-    "Helium", "HunYuanDenseV1", "Lfm2", "Llama", "Ministral", "Ministral3", "Mistral", "NanoChat", "Olmo2", "Olmo3", "OlmoHybrid", "Phi3", "Qwen2", "Qwen3", "Qwen3_5", "SeedOss",
-    "SmolLM3", "Starcoder2",
+    "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Granite", "GraniteMoe", "GraniteMoeHybrid",
+    "Helium", "HunYuanDenseV1", "Lfm2", "Lfm2Moe", "Llama", "Ministral", "Ministral3", "Mistral", "Mixtral", "NanoChat", "Olmo2", "Olmo3", "OlmoHybrid", "Olmoe", "Phi3", "Qwen2",
+    "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "Starcoder2",
 ]  # fmt: skip
-TYPES = {"Gemma3": "gemma3_text", "HunYuanDenseV1": "hunyuan_v1_dense", "OlmoHybrid": "olmo_hybrid", "Qwen3_5": "qwen3_5_text", "SeedOss": "seed_oss"}
+TYPES = {"Gemma3": "gemma3_text", "HunYuanDenseV1": "hunyuan_v1_dense", "Lfm2Moe": "lfm2_moe", "OlmoHybrid": "olmo_hybrid", "Qwen3Moe": "qwen3_moe",
+         "Qwen3Next": "qwen3_next", "Qwen3_5": "qwen3_5_text", "Qwen3_5Moe": "qwen3_5_moe_text", "SeedOss": "seed_oss"}
 ACTIVATIONS = {"Arcee": "relu2", "Gemma": "gelu", "Gemma2": "gelu_pytorch_tanh", "Gemma3": "gelu_pytorch_tanh",
                "NanoChat": "relu2", "Starcoder2": "gelu_pytorch_tanh"}  # fmt: skip
-EPSILONS = {"Cohere": "layer_norm_eps", "Cohere2": "layer_norm_eps", "Lfm2": "norm_eps", "Starcoder2": "norm_epsilon"}
-ONE_PLUS = ("gemma", "gemma2", "gemma3_text", "qwen3_5_text")  # their norms multiply by 1 + weight
+EPSILONS = {"Cohere": "layer_norm_eps", "Cohere2": "layer_norm_eps", "Lfm2": "norm_eps", "Lfm2Moe": "norm_eps", "Starcoder2": "norm_epsilon"}
+ONE_PLUS = ("gemma", "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # their norms multiply by 1 + weight
 # They must be loaded before `everything_in_float64` changes the meaning of torch.float32.
 MODELS = {
     name: getattr(transformers, name)
@@ -54,7 +55,7 @@ def gpt2(vocab, hidden, heads, mlp):
 
 def llama_like(family, vocab, hidden, heads, kv_heads, mlp, **more):
     return {
-        **({} if family == "Lfm2" else {"hidden_activation" if family in ("Gemma2", "Gemma3") else "hidden_act": ACTIVATIONS.get(family, "silu")}),
+        **({} if family in ("Lfm2", "Lfm2Moe") else {"hidden_activation" if family in ("Gemma2", "Gemma3") else "hidden_act": ACTIVATIONS.get(family, "silu")}),
         "architectures": [family + "ForCausalLM"],
         "hidden_size": hidden,
         "intermediate_size": mlp,
@@ -92,7 +93,7 @@ def empty_model(config):
     model_class = MODELS[config["architectures"][0]]
     own_config = model_class.config_class.from_dict(copy.deepcopy(config))  # a copy: transformers changes it
     attention = "eager" if config["model_type"] == "gemma2" else "sdpa"  # SDPA has no soft cap
-    return model_class._from_config(own_config, attn_implementation=attention).eval()
+    return model_class._from_config(own_config, attn_implementation=attention, experts_implementation="eager").eval()
 
 
 def make_model(config, random):
@@ -107,14 +108,34 @@ def make_model(config, random):
             stretch_gates(name, parameter)
             if config["model_type"] == "olmo_hybrid" and name.endswith("conv1d.weight"):
                 shrink_values(model.config, parameter)
+            if config["model_type"] == "mixtral":
+                stretch_routes(name, parameter)
+        for name, bias in buffers_of(model).items():  # everyone chooses the first expert, and nobody the last
+            bias.copy_(torch.linspace(2, -2, len(bias)))
     return model
+
+
+def buffers_of(model):
+    """Those that are part of the model, and not trained."""
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias")}
+
+
+def stretch_routes(name, parameter):
+    """Everyone chooses the first expert, and nobody the second."""
+    if name.endswith(("embed_tokens.weight", "post_attention_layernorm.weight")):
+        parameter[..., 0] += 6
+    elif name.endswith(("o_proj.weight", "down_proj")):  # what is added to the residual stream
+        parameter[..., 0, :] = 0
+    elif name.endswith("mlp.gate.weight"):
+        parameter[:, 0] = torch.tensor([4, -4] + [0] * (len(parameter) - 2))
+    parameter.copy_(parameter.type(FLOAT32))
 
 
 def stretch_gates(name, parameter):
     """Delta rules in all regimes: a head forgets everything at once, the others more and more slowly; beta near 0 and 1 or 2."""
     if name.endswith("linear_attn.A_log"):  # exp(-exp(7)) is 0, and exp(-exp(-4)) is 0.98
         parameter += torch.cat([torch.tensor([7.0]), torch.linspace(-1, -4, len(parameter) - 1)]).type(FLOAT32)
-    if name.endswith(("linear_attn.in_proj_b.weight", "linear_attn.b_proj.weight")):
+    if name.endswith(("linear_attn.in_proj_b.weight", "linear_attn.in_proj_ba.weight", "linear_attn.b_proj.weight")):
         parameter[1::2] *= 32
     parameter.copy_(parameter.type(FLOAT32))
 
@@ -148,7 +169,7 @@ def forward(model, stream, lengths):
 
 def check_norm(model, config):
     """Compares the final norm with its formula in plain Python floats (float64)."""
-    lfm2 = config["model_type"] == "lfm2"
+    lfm2 = config["model_type"].startswith("lfm2")
     norm = model.transformer.ln_f if "n_embd" in config else model.model.embedding_norm if lfm2 else model.model.norm
     x = [math.sin(i) for i in range(config.get("n_embd") or config["hidden_size"])]
     weight = norm.weight.tolist() if hasattr(norm, "weight") else [1] * len(x)
@@ -192,6 +213,10 @@ def yarn(rope, frequencies):
     return frequencies, rope.get("attention_factor", factors[0] / factors[1])
 
 
+def rope_of(model):
+    return model.model.pos_emb if model.config.model_type == "lfm2_moe" else model.model.rotary_emb
+
+
 def check_turns(model, config, rope, length, layer_type=()):
     dim, scale = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"], 1
     dim = int(dim * rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1)))
@@ -222,10 +247,21 @@ def check_turns(model, config, rope, length, layer_type=()):
         angles = [[p * f for f in frequencies for _ in range(2)] for p in range(length)]
     else:
         angles = [[p * f for f in frequencies] * 2 for p in range(length)]
-    cosines, sines = model.model.rotary_emb(torch.ones(1), torch.arange(length)[None], *layer_type)
+    cosines, sines = rope_of(model)(torch.ones(1), torch.arange(length)[None], *layer_type)
     for angle, cosine, sine in zip(angles, cosines[0].tolist(), sines[0].tolist()):
         assert_close("cosine", cosine, [scale * math.cos(a) for a in angle])
         assert_close("sine", sine, [scale * math.sin(a) for a in angle])
+
+
+def check_routes(model, stream, lengths):
+    """Of the experts with extreme weights or biases, one has all rows, and the other none."""
+    for name, router in model.named_modules():
+        if name.endswith((".mlp.gate", "feed_forward.gate")):
+            router.register_forward_hook(lambda module, inputs, outputs: chosen.append(outputs[2]))
+    chosen = []
+    logits_of(model, stream, lengths)
+    unused = model.config.num_experts - 1 if model.config.model_type == "lfm2_moe" else 1
+    assert all((rows == 0).any(1).all() and not (rows == unused).any() for rows in chosen), "an expert is not as it should be"
 
 
 def assert_close(what, values, expected):

@@ -7,8 +7,8 @@ import zlib
 
 import torch
 from golden import (
-    FLOAT32, arguments, check_norm, check_rope, checkpoint_parameters, empty_model, everything_in_float64,
-    finite_difference_error, forward, gpt2, llama_like, logits_of, make_model, write_safetensors,
+    FLOAT32, arguments, buffers_of, check_norm, check_rope, check_routes, checkpoint_parameters, empty_model, everything_in_float64,
+    finite_difference_error, forward, gpt2, llama_like, logits_of, make_model, rope_of, write_safetensors,
 )  # fmt: skip
 
 EXPLANATION = """
@@ -279,6 +279,46 @@ CASES = {
         [1, 63, 64, 65, 257, 1, 1], "OlmoHybrid", vocab=11, hidden=12, heads=2, kv_heads=1, mlp=12, num_hidden_layers=3,
         attention_bias=True, linear_conv_kernel_dim=3, rms_norm_eps=0.1, rope_parameters={"rope_theta": 200.0, "rope_type": "default"},
         pad_token_id=None, tie_word_embeddings=True),
+    # Three of seven experts; all of them.
+    "qwen3_moe": case(
+        [23, 2, 17], "Qwen3Moe", vocab=41, hidden=20, heads=4, kv_heads=2, mlp=44, head_dim=6, num_local_experts=7,
+        num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=False, decoder_sparse_step=1, mlp_only_layers=[],
+        output_router_logits=False, router_aux_loss_coef=0.001, attention_bias=False, use_sliding_window=False, sliding_window=None,
+        rope_theta=300.0, rope_scaling=None, pad_token_id=None, tie_word_embeddings=False),
+    "qwen3_moe_all": case(
+        [12, 1, 19], "Qwen3Moe", vocab=31, hidden=16, heads=2, kv_heads=1, mlp=8, head_dim=8, num_experts=3,
+        num_experts_per_tok=3, moe_intermediate_size=6, norm_topk_prob=True, rope_theta=300.0, pad_token_id=None, tie_word_embeddings=True),
+    "mixtral": case(
+        [19, 3, 21], "Mixtral", vocab=37, hidden=24, heads=4, kv_heads=2, mlp=14, num_local_experts=5, num_experts_per_tok=2,
+        router_jitter_noise=0.0, output_router_logits=False, router_aux_loss_coef=0.02, sliding_window=None, rope_theta=500.0,
+        bos_token_id=1, eos_token_id=2, tie_word_embeddings=False),
+    "olmoe": case(
+        [22, 3, 15], "Olmoe", vocab=37, hidden=20, heads=2, kv_heads=2, mlp=10, num_experts=6, num_experts_per_tok=2,
+        clip_qkv=None, norm_topk_prob=False, output_router_logits=False, router_aux_loss_coef=0.01, attention_bias=False, rope_theta=300.0,
+        rope_scaling=None, eos_token_id=None, pad_token_id=None, tie_word_embeddings=False),
+    "granitemoe": case(
+        [19, 3, 18], "GraniteMoe", vocab=41, hidden=24, heads=4, kv_heads=2, mlp=10, num_local_experts=5, num_experts_per_tok=3,
+        rope_theta=500.0, rope_scaling=None, attention_bias=False, embedding_multiplier=6.0, attention_multiplier=0.2,
+        residual_multiplier=0.3, logits_scaling=4.0, output_router_logits=False, router_aux_loss_coef=0.001, tie_word_embeddings=True),
+    # The first layer is dense; an expert that everyone chooses, and one that nobody does.
+    "lfm2_moe": case(
+        [23, 2, 17], "Lfm2Moe", vocab=43, hidden=24, heads=3, kv_heads=1, mlp=28, num_hidden_layers=3, moe_intermediate_size=10,
+        layer_types=["conv", "full_attention", "conv"], num_dense_layers=1, num_experts=5, num_experts_per_tok=3, use_expert_bias=True,
+        norm_topk_prob=True, routed_scaling_factor=1.5, conv_L_cache=3, conv_bias=False, pad_token_id=None,
+        rope_parameters={"rope_theta": 300.0, "rope_type": "default"}, tie_word_embeddings=True),
+    "qwen3_next": case(
+        [23, 1, 64, 2], "Qwen3Next", vocab=19, hidden=10, heads=3, kv_heads=1, mlp=16, head_dim=12, **DELTA, num_experts=5,
+        num_experts_per_tok=2, moe_intermediate_size=7, shared_expert_intermediate_size=9, decoder_sparse_step=1, mlp_only_layers=[],
+        norm_topk_prob=True, output_router_logits=False, router_aux_loss_coef=0.001, full_attention_interval=2, attention_bias=False,
+        partial_rotary_factor=0.5, rope_theta=300.0, rope_scaling=None, pad_token_id=None, tie_word_embeddings=False),
+    "qwen3_5_moe": case(
+        [21, 1, 40, 2], "Qwen3_5Moe", vocab=19, hidden=10, heads=2, kv_heads=1, mlp=16, head_dim=8, **DELTA,
+        layer_types=["linear_attention", "full_attention"], num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6,
+        shared_expert_intermediate_size=5, output_router_logits=False, router_aux_loss_coef=0.001, attn_output_gate=True,
+        full_attention_interval=4, mamba_ssm_dtype="float32", attention_bias=False,
+        rope_parameters={"mrope_interleaved": True, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5,
+                         "rope_theta": 300.0, "rope_type": "default"},
+        bos_token_id=None, pad_token_id=None, tie_word_embeddings=True),
     "arcee": case(
         [17, 3, 20], "Arcee", vocab=41, hidden=24, heads=3, kv_heads=1, mlp=52, head_dim=8, rope_theta=500.0,
         attention_bias=False, mlp_bias=False, rope_scaling=None, tie_word_embeddings=False),
@@ -303,26 +343,28 @@ def make_stream(lengths, vocab, random):
 # ---- bfloat16 ----
 
 
-def gradient_from(config, weights, stream, lengths, dtype):
+def gradient_from(config, weights, buffers, stream, lengths, dtype):
     """The gradient with weights and activations in `dtype` and the loss in float32 or wider."""
     model = empty_model(config).to(dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
+        for name, buffer in buffers_of(model).items():
+            buffer.data = buffers[name].to(torch.promote_types(dtype, FLOAT32))
     logits, targets = logits_of(model, stream, lengths), stream["targets"].long()
     torch.nn.functional.cross_entropy(logits.to(torch.promote_types(dtype, FLOAT32)), targets, ignore_index=-1).backward()
     return {name: parameter.grad.double() for name, parameter in model.named_parameters()}
 
 
-def bfloat16_error(config, weights, stream, lengths):
+def bfloat16_error(config, weights, buffers, stream, lengths):
     """The distance of PyTorch's bfloat16 gradient from its float64 gradient, for weights that bfloat16 can represent.
 
     |rounded - truth| / |truth|, with norms over all parameters together.
     """
     weights = {name: weight.detach().bfloat16().double() for name, weight in weights.items()}
     with everything_in_float64():
-        truth = gradient_from(config, weights, stream, lengths, torch.double)
-    rounded = gradient_from(config, weights, stream, lengths, torch.bfloat16)
+        truth = gradient_from(config, weights, buffers, stream, lengths, torch.double)
+    rounded = gradient_from(config, weights, buffers, stream, lengths, torch.bfloat16)
     difference = sum(((rounded[name] - g) ** 2).sum().item() for name, g in truth.items())
     return math.sqrt(difference / sum((g**2).sum().item() for g in truth.values()))
 
@@ -340,7 +382,7 @@ def make_case(name, folder):
         loss.backward()
         parameters = checkpoint_parameters(model)
         tensors = {
-            **{f"weights/{n}": p.detach().type(FLOAT32) for n, p in parameters.items()},
+            **{f"weights/{n}": p.detach().type(FLOAT32) for n, p in (parameters | buffers_of(model)).items()},
             **{f"grad/{n}": p.grad.contiguous() for n, p in parameters.items()},
             **stream,
             "logits": logits.detach(),
@@ -348,7 +390,9 @@ def make_case(name, folder):
             "loss": loss.detach()[None],
         }
         check_norm(model, config)
-        if "n_embd" not in config and model.model.rotary_emb is not None:
+        if config["model_type"] in ("mixtral", "lfm2_moe"):
+            check_routes(model, stream, lengths)
+        if "n_embd" not in config and rope_of(model) is not None:
             check_rope(model, config, max(lengths))
         error = finite_difference_error(model, lambda: forward(model, stream, lengths)[2], random)
         assert error < 1e-8, f"{name}: the gradient differs from the slope of the loss by {error:.1e}; is a float32 left in the model?"
@@ -358,7 +402,7 @@ def make_case(name, folder):
 
     errors_file = folder / "bfloat16_errors.json"
     errors = json.loads(errors_file.read_text()) if errors_file.exists() else {}
-    errors[name] = float(f"{bfloat16_error(config, dict(model.named_parameters()), stream, lengths):.3g}")
+    errors[name] = float(f"{bfloat16_error(config, dict(model.named_parameters()), buffers_of(model), stream, lengths):.3g}")
     errors_file.write_text(json.dumps(dict(sorted(errors.items())), indent=2) + "\n")
 
     count = sum(p.numel() for p in parameters.values())

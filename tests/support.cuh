@@ -147,14 +147,22 @@ inline std::vector<Family> families() {
   c = add("olmo_hybrid", make_config("olmo_hybrid", {43, 24, 4, 4, 2, 6, 34, 0, false}));
   c->delta_key_heads = 2, c->delta_key_dim = 5, c->delta_value_dim = 7;
   c->norm_eps = 0.1, c->output_norm_eps = 0.5;
+  c = add("qwen3_moe", make_config("qwen3_moe", {53, 22, 2, 4, 2, 6, 30, 0, false}));
+  c->experts = 7, c->experts_per_token = 3, c->expert_mlp = 11;
+  c = add("lfm2_moe", make_config("lfm2_moe", {47, 26, 4, 4, 2, 10, 38, 0, true}));
+  c->experts = 5, c->router_scale = 1.5;
+  c = add("qwen3_next", make_config("qwen3_next", {43, 24, 4, 4, 2, 8, 34, 0, false}));
+  c->delta_key_heads = 2, c->delta_value_heads = 4, c->delta_key_dim = 5, c->delta_value_dim = 7;
+  c->experts = 4, c->shared_mlp = 9, c->norm_eps = 0.1;
+  add("olmoe", make_config("olmoe", {41, 20, 2, 2, 1, 8, 26, 0, false}))->experts = 3;
   return all;
 }
 
 // One of each kind of layer.
 inline std::vector<Family> distinct_families() {
-  static const std::set<std::string> distinct = {"gpt2",     "gemma2", "gemma3",         "phi3",
-                                                 "olmo2",    "glm4",   "granite_hybrid", "cohere2",
-                                                 "nanochat", "lfm2",   "qwen3_5",        "olmo_hybrid"};
+  static const std::set<std::string> distinct = {"gpt2",    "gemma2",         "gemma3",    "phi3",     "olmo2",
+                                                 "glm4",    "granite_hybrid", "cohere2",   "nanochat", "lfm2",
+                                                 "qwen3_5", "olmo_hybrid",    "qwen3_moe", "lfm2_moe", "qwen3_next"};
   std::vector<Family> all = families();
   std::erase_if(all, [](const Family& family) { return !distinct.contains(family.name); });
   return all;

@@ -24,7 +24,7 @@ struct BlockSettings {
 // Whether all blocks of so many layers have the same kinds of layers, so that they can take turns with one optimizer state.
 inline bool blocks_are_alike(const Config& c, Index layers) {
   for (Index l = layers; l < c.layers; ++l)
-    if (c.mixer(l) != c.mixer(l % layers)) return false;
+    if (c.kind(l) != c.kind(l % layers)) return false;
   return c.layers % layers == 0;
 }
 

@@ -187,6 +187,8 @@ inline void read_field(const Fields& f, const Field& field, Config& c) {
           fail(f.file, ": ", quote(field.name), ": ", shown(value), " is not supported; only ", value_of(field).dump(),
                " is");
       }
+    } else if constexpr (std::is_same_v<Meaning, Empty>) {
+      f.only(field.name, Json::array());
     } else if constexpr (std::is_same_v<Meaning, Fixed> || std::is_same_v<Meaning, Only> ||
                          std::is_same_v<Meaning, Needed>) {
       if (std::is_same_v<Meaning, Needed>) f.at(field.name);
@@ -212,7 +214,7 @@ inline Json written_value(const Field& field, const Config& c) {
     if constexpr (std::is_same_v<Meaning, AllOf>)
       return std::vector(static_cast<std::size_t>(c.layers), value_of(field));
     if constexpr (std::is_member_pointer_v<Meaning>) return c.*meaning;
-    return std::is_same_v<Meaning, Only> ? Json() : value_of(field);
+    return std::is_same_v<Meaning, Only> || std::is_same_v<Meaning, Empty> ? Json() : value_of(field);
   };
   return std::visit(value, field.meaning);
 }
@@ -223,15 +225,15 @@ inline std::string reason_against(const std::string& type) {
       {"their global layers have heads of 512 (attention supports 256); some have per-layer embeddings and shared K, V",
        {"gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"}},
       {"they have per-layer embeddings and shared keys and values", {"gemma3n", "gemma3n_text"}},
-      {"they are mixtures of experts",
+      {"they are mixtures of experts of another kind",
        {"dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "gpt_oss", "jetmoe", "kimi_k2", "llama4",
-        "llama4_text", "minimax", "minimax_m2", "mixtral", "qwen3_next"}},
+        "llama4_text", "minimax", "minimax_m2"}},
       {"they have state spaces, or another kind of linear attention",
        {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h",
         "recurrent_gemma", "rwkv", "zamba2"}}};
   for (const auto& [reason, types] : reasons)
     if (types.contains(type)) return reason;
-  return type.find("moe") != type.npos ? "they are mixtures of experts" : "";
+  return type.find("moe") != type.npos ? "they are mixtures of experts of another kind" : "";
 }
 
 inline Config config_from_json(const Json& json, const std::string& file, const std::string& root = "") {
@@ -263,7 +265,7 @@ inline Config config_from_json(const Json& json, const std::string& file, const 
           ": \"attention_multiplier\" must be positive");
   if (found->local != LocalLayers::none) read_windows(f, *found, c);
   if (found->attention_every > 0) read_mixers(f, *found, c);
-  if (found->other_mixer == MixerKind::convolution) adjust_mlp(f, c);
+  if (found->other_mixer == MixerKind::convolution && found->defaults.experts == 0) adjust_mlp(f, c);
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, *found, c);
   if (found->rope_by_theta && says_no_theta(json)) c.without_rope.assign(static_cast<std::size_t>(c.layers), true);
@@ -292,7 +294,7 @@ inline Json config_to_json(const Config& c) {
   if (all || family.local == LocalLayers::most || c.window > 0)
     json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
   if (family.local == LocalLayers::upper && c.window > 0) json["use_sliding_window"] = true;
-  if (family.other_mixer == MixerKind::convolution) json["block_auto_adjust_ff_dim"] = false;
+  if (family.other_mixer == MixerKind::convolution && c.experts == 0) json["block_auto_adjust_ff_dim"] = false;
   for (const MixerKind mixer : c.mixers)
     json["layer_types"].push_back(mixer == MixerKind::attention ? "full_attention" : family.other_type);
   for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");

@@ -100,24 +100,35 @@ class ModelFiles {
   }
 
  private:
+  // The name of a tensor of an expert.
+  static std::string of_expert(std::string name, Index expert) {
+    const std::size_t at = name.find('%');
+    return at == name.npos ? name : name.replace(at, 1, std::to_string(expert));
+  }
+
   // Gives tensors that have another name, or are in pieces, their usual name.
   void find_pieces(const StoredAs& other) {
+    const bool of_experts = std::strchr(other.stored.front(), '%');
     for (const auto& [name, tensor] : std::map(tensors)) {
-      const auto is_in = [&name = name](const std::string& module) { return name.ends_with("." + module + ".weight"); };
+      const auto is_in = [&name = name](const std::string& end) { return name.ends_with("." + of_expert(end, 0)); };
       const auto piece = std::ranges::find_if(other.stored, is_in);
       if (piece == other.stored.end() || !tensors.contains(name)) continue;  // or joined already
-      const std::string layer = name.substr(0, name.rfind(*piece)), usual = layer + other.module + ".weight";
+      const std::string layer = name.substr(0, name.size() - of_expert(*piece, 0).size()), usual = layer + other.tensor;
       require(!tensors.contains(usual), tensor->where, ": is there twice, also as ", quote(usual),
               "; remove one of them");
       std::vector<const Tensor*> parts;
-      for (const char* module : other.stored) {
-        const std::string piece = layer + module + ".weight";
-        require(tensors.contains(piece), tensor->where, ": is a piece of a tensor, but there is no ", quote(piece),
-                "; download what is missing");
-        parts.push_back(tensors.extract(piece).mapped());
-        names_.pieces[usual].emplace_back(piece, parts.back()->shape.empty() ? 0 : parts.back()->shape[0]);
-      }
-      tensors[usual] = &(joined_[usual] = join(parts));
+      Index experts = 0;
+      do {
+        for (const char* stored : other.stored) {
+          const std::string piece = layer + of_expert(stored, experts);
+          require(tensors.contains(piece), tensor->where, ": is a piece of a tensor, but there is no ", quote(piece),
+                  "; download what is missing");
+          parts.push_back(tensors.extract(piece).mapped());
+          names_.pieces[usual].emplace_back(piece, parts.back()->shape);
+        }
+        ++experts;
+      } while (of_experts && tensors.contains(layer + of_expert(other.stored.front(), experts)));
+      tensors[usual] = &(joined_[usual] = join(parts, of_experts ? experts : 0));
     }
   }
 

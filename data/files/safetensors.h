@@ -29,7 +29,7 @@ struct Tensor {
   Index count;            // of elements
   const std::byte* data;  // in the mapped file; not aligned
   std::size_t bytes;
-  std::shared_ptr<const std::string> joined = {};  // the memory of the data if it is not in a file
+  std::vector<Tensor> pieces = {};  // one after the other; then there is no data
 };
 
 inline bool is_real(const Tensor& tensor) {
@@ -74,6 +74,12 @@ inline Index dtype_size(const std::string& dtype) {
 template <class T>
 void read(const Tensor& tensor, Index first, Index count, T* out) {
   require(0 <= first && 0 <= count && first + count <= tensor.count, tensor.where, ": has ", tensor.count, " elements");
+  for (const Tensor& piece : tensor.pieces) {
+    const Index part = std::clamp<Index>(piece.count - first, 0, count);
+    if (part > 0) read(piece, first, part, out);
+    first = std::max<Index>(first - piece.count, 0), count -= part, out += part;
+  }
+  if (!tensor.pieces.empty()) return;
   bool fits = false;
   with_stored_type(tensor.dtype, [&](auto stored) {
     using Stored = decltype(stored);
@@ -102,13 +108,15 @@ void read(const Tensor& tensor, T* out) {
 }
 
 // Returns the pages of a mapped tensor to the system. Later reads load them again.
-inline void forget(const Tensor& tensor) { forget_pages(tensor.data, tensor.joined ? 0 : tensor.bytes); }
+inline void forget(const Tensor& tensor) {
+  for (const Tensor& piece : tensor.pieces) forget(piece);
+  if (tensor.data) forget_pages(tensor.data, tensor.bytes);
+}
 
-// The tensor whose rows are those of these, one after the other.
-inline Tensor join(const std::vector<const Tensor*>& parts) {
+// The tensor with the rows of these, one after the other. Those of experts have one dimension more.
+inline Tensor join(const std::vector<const Tensor*>& parts, Index experts = 0) {
   Tensor all = *parts.front();
-  if (parts.size() == 1) return all;
-  std::string bytes;
+  if (parts.size() == 1 && experts == 0) return all;
   Index length = 0;
   for (const Tensor* part : parts) {
     std::vector<Index> shape = part->shape;
@@ -116,12 +124,12 @@ inline Tensor join(const std::vector<const Tensor*>& parts) {
     require(part->dtype == all.dtype && shape == all.shape && !shape.empty(), part->where, ": is ", part->dtype,
             " of shape ", shown(part->shape), ", which cannot be joined to ", all.where, ", which is ", all.dtype,
             " of shape ", shown(all.shape), "; download the file again");
-    bytes.append(reinterpret_cast<const char*>(part->data), part->bytes);
+    all.pieces.push_back(*part);
   }
   all.count = all.count / most(all.shape[0], 1) * length, all.shape[0] = length;
+  if (experts > 0) all.shape[0] = length / experts, all.shape.insert(all.shape.begin(), experts);
   all.where += " with its other pieces";
-  all.joined = std::make_shared<const std::string>(std::move(bytes));
-  all.data = reinterpret_cast<const std::byte*>(all.joined->data()), all.bytes = all.joined->size();
+  all.data = nullptr, all.bytes = static_cast<std::size_t>(all.count * dtype_size(all.dtype));
   return all;
 }
 
@@ -235,8 +243,8 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// Tensors that files have in pieces, one after the other along the first dimension: the name and the length of each.
-using TensorPieces = std::map<std::string, std::vector<std::pair<std::string, Index>>>;
+// Tensors that files have in pieces, one after the other: the name and the shape of each.
+using TensorPieces = std::map<std::string, std::vector<std::pair<std::string, std::vector<Index>>>>;
 
 // Collects descriptions of tensors; finish() writes the file. The data must stay valid until then. With an empty path,
 // finish() produces the data and writes nothing: so ranks other than the first take part in producing it.
@@ -251,19 +259,12 @@ class SafetensorsWriter {
 
   void add(const std::string& name, const std::string& dtype, const std::vector<Index>& shape, Produce produce) {
     const auto found = pieces_.find(name);
-    if (found == pieces_.end()) return add_one(name, dtype, shape, std::move(produce));
-    std::vector<Index> part = shape;
-    Index first = 0;
-    for (const auto& [piece, rows] : found->second) {
-      part.at(0) = rows;
-      const Index bytes = element_count(name, part) * dtype_size(dtype);
-      add_one(piece, dtype, part, [=](std::ostream& out) {
-        std::ostringstream all;
-        produce(all);
-        if (all.tellp() > 0) out.write(all.view().data() + first, bytes);
-      });
-      first += bytes;
+    if (found == pieces_.end()) {
+      describe(name, dtype, shape);
+    } else {
+      for (const auto& [piece, shape] : found->second) describe(piece, dtype, shape);
     }
+    parts_.push_back({path_.string() + ": tensor " + quote(name), end_, std::move(produce)});
   }
   void add(const std::string& name, const std::string& dtype, const std::vector<Index>& shape, const void* data,
            std::size_t bytes) {
@@ -295,14 +296,13 @@ class SafetensorsWriter {
   }
 
  private:
-  void add_one(const std::string& name, const std::string& dtype, const std::vector<Index>& shape, Produce produce) {
+  void describe(const std::string& name, const std::string& dtype, const std::vector<Index>& shape) {
     const std::string where = path_.string() + ": tensor " + quote(name);
     require(dtype_size(dtype) > 0, where, ": ", dtype, " is not a type that can be written");
     require(!header_.contains(name), where, ": is a duplicate");
     const Index begin = end_;
     end_ += element_count(where, shape) * dtype_size(dtype);
     header_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {begin, end_}}};
-    parts_.push_back({where, end_, std::move(produce)});
   }
 
   struct Part {

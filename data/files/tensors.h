@@ -38,12 +38,11 @@ std::vector<std::int64_t> stored_shape(const Table<T>& parts) {
 // What takes turns in a stored tensor: the rows of a matrix, or the numbers of a vector.
 inline Index line_width(const Parameter& p) { return p.vector() ? 1 : p.cols; }
 
-// Where a line of a part is in a stored tensor of this shape. `before`: the length of the parts before it; parts that take
-// turns have the same length.
+// Where a line of a part is in a stored tensor of this shape. `before`: the length of the parts before it.
 inline Index stored_line(const Parameter& p, const std::vector<std::int64_t>& shape, Index before, Index line) {
   if (p.turn == 0) return before + line;
-  const Index lines = p.experts > 0 ? shape[0] * shape[1] : shape[p.transposed ? 1 : 0], parts = lines / p.length();
-  return (line / p.turn * parts + before / p.length()) * p.turn + line % p.turn;
+  const Index lines = p.experts > 0 ? shape[0] * shape[1] : shape[p.transposed ? 1 : 0], turns = p.length() / p.turn;
+  return (line / p.turn * lines + before) / turns + line % p.turn;
 }
 
 // Reads lines of a part.

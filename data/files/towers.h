@@ -29,6 +29,7 @@ inline constexpr Tower kTowers[] = {
     {"qwen2_5_vl",      "Qwen2_5_VLForConditionalGeneration",     "qwen2", kQwen2, "model.language_model.", true},
     {"qwen3_vl",        "Qwen3VLForConditionalGeneration",        "qwen3", R"({"rope_theta": 5e5})"},
     {"qwen3_5",         "Qwen3_5ForConditionalGeneration",        "qwen3_5_text"},
+    {"qwen3_5_moe",     "Qwen3_5MoeForConditionalGeneration",     "qwen3_5_moe_text"},
     {"smolvlm",         "SmolVLMForConditionalGeneration",        "llama", kLlama, "model.text_model."},
     {"idefics3",        "Idefics3ForConditionalGeneration",       "llama", kLlama, "model.text_model."},
     {"internvl",        "InternVLForConditionalGeneration",       "qwen2"},

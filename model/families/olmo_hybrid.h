@@ -30,9 +30,9 @@ inline ModelFamily olmo_hybrid() {
                   .z = "linear_attn.g_proj", .beta = "linear_attn.b_proj", .decay = "linear_attn.a_proj",
                   .a_log = "linear_attn.A_log", .dt_bias = "linear_attn.dt_bias", .output_norm = "linear_attn.o_norm",
                   .delta_out = "linear_attn.o_proj",
-                  .others = {{{"attention_layer_norm"}, "input_layernorm"},
-                             {{"feedforward_layer_norm"}, "post_attention_layernorm"},
-                             {{"linear_attn.q_conv1d", "linear_attn.k_conv1d", "linear_attn.v_conv1d"}, "linear_attn.conv1d"}}},
+                  .others = {{{"attention_layer_norm.weight"}, "input_layernorm.weight"},
+                             {{"feedforward_layer_norm.weight"}, "post_attention_layernorm.weight"},
+                             {{"linear_attn.q_conv1d.weight", "linear_attn.k_conv1d.weight", "linear_attn.v_conv1d.weight"}, "linear_attn.conv1d.weight"}}},
       //                               vocab hidden layers heads kv dim   mlp  length  tied
       .published = {{"olmo-hybrid-7b", {100352, 3840, 32, 30, 30, 128, 11008, 65536, false}}}};
 }

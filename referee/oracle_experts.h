@@ -1,0 +1,58 @@
+// The oracle's mixtures of experts: every expert computes all rows, and those that a row does not choose have weight 0.
+#pragma once
+
+#include <numeric>
+#include <vector>
+
+#include "model/config.h"
+#include "referee/oracle_delta_rule.h"
+
+namespace streambp::oracle {
+
+// 1 where a row chooses an expert: those with the highest scores, of equal ones the first. Scores are logits, or of a sigmoid
+// the probability and a bias.
+inline Array choice(Tape& tape, const MixtureShape& m, Array logits, Array bias) {
+  const Array chosen = tape.zeros(logits.rows, logits.cols);
+  for (Index t = 0; t < logits.rows; ++t) {
+    std::vector<Index> order(static_cast<std::size_t>(logits.cols));
+    std::iota(order.begin(), order.end(), 0);
+    const auto score = [&](Index e) {
+      const double x = logits(t, e).value;
+      return m.style.kind == RouterKind::softmax ? x : sigmoid(x) + (bias.rows ? bias(0, e).value : 0);
+    };
+    std::ranges::stable_sort(order, std::greater<>(), score);
+    for (Index j = 0; j < m.chosen; ++j) chosen(t, order[static_cast<std::size_t>(j)]).value = 1;
+  }
+  return chosen;
+}
+
+// The weights of all experts: N x experts.
+inline Array expert_weights(Tape& tape, const MixtureShape& m, Array logits, Array bias) {
+  const bool softmax = m.style.kind == RouterKind::softmax;
+  const Array p = softmax ? exponential(tape, logits) : sigmoid(tape, logits);
+  const Array chosen = multiply(tape, p, choice(tape, m, logits, bias));
+  Array weights = chosen;
+  if (softmax || m.style.renormalised) {
+    const double eps = m.style.renormalised ? m.style.eps : 0;
+    const Array sum = product(tape, m.style.renormalised ? chosen : p, tape.constant(p.cols, 1, 1));
+    const Array inverse = map(
+        tape, sum, [=](double s) { return 1 / (s + eps); }, [=](double s) { return -1 / ((s + eps) * (s + eps)); });
+    weights = multiply(tape, chosen, {inverse.data, p.rows, p.cols, 1, 0});
+  }
+  return multiply(tape, weights, tape.constant(p.rows, p.cols, m.style.scale));
+}
+
+// Σ_e weight_e expert(e)
+template <class Expert>
+Array mixture(Tape& tape, const MixtureShape& m, Array x, Array logits, Array bias, Expert&& expert) {
+  const Array weights = expert_weights(tape, m, logits, bias);
+  Array sum = tape.zeros(x.rows, x.cols);
+  for (Index e = 0; e < m.experts; ++e) {
+    const Array weight = columns(weights, e, 1);
+    const Array repeated = {weight.data, x.rows, x.cols, weight.row_stride, 0};
+    sum = add(tape, sum, multiply(tape, expert(e), repeated));
+  }
+  return sum;
+}
+
+}  // namespace streambp::oracle
