@@ -123,11 +123,11 @@ def buffers_of(model):
 def stretch_routes(name, parameter):
     """Everyone chooses the first expert, and nobody the second."""
     if name.endswith(("embed_tokens.weight", "post_attention_layernorm.weight")):
-        parameter[..., 0] += 6
+        parameter[..., 0] += 2
     elif name.endswith(("o_proj.weight", "down_proj")):  # what is added to the residual stream
         parameter[..., 0, :] = 0
     elif name.endswith("mlp.gate.weight"):
-        parameter[:, 0] = torch.tensor([4, -4] + [0] * (len(parameter) - 2))
+        parameter[:, 0] = torch.tensor([1.5, -1.5] + [0] * (len(parameter) - 2))
     parameter.copy_(parameter.type(FLOAT32))
 
 
