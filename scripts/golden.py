@@ -127,7 +127,7 @@ def stretch_routes(name, parameter):
     elif name.endswith(("o_proj.weight", "down_proj")):  # what is added to the residual stream
         parameter[..., 0, :] = 0
     elif name.endswith("mlp.gate.weight"):
-        parameter[:, 0] = torch.tensor([1.5, -1.5] + [0] * (len(parameter) - 2))
+        parameter[:, 0] = torch.tensor([2.5, -8] + [0] * (len(parameter) - 2))
     parameter.copy_(parameter.type(FLOAT32))
 
 
