@@ -12,12 +12,18 @@ namespace streambp {
 // One line about a model.
 inline std::string describe(const Config& c) {
   const Index convolutions = std::ranges::count(c.mixers, MixerKind::convolution);
+  const std::string active =
+      c.experts > 0 ? format(" (%s active)", human_count(static_cast<double>(active_parameters(c)))) : "";
+  const std::string experts = c.experts > 0
+                                  ? format("%ld of %ld experts of %ld%s", c.experts_per_token, c.experts, c.expert_mlp,
+                                           c.shared_mlp > 0 ? format(" and one of %ld", c.shared_mlp) : "")
+                                  : format("MLP %ld", c.mlp);
   return format(
-      "%s, %s parameters: %ld layers of width %ld%s, %ld query and %ld key/value heads of %ld, MLP %ld, vocabulary "
+      "%s, %s parameters%s: %ld layers of width %ld%s, %ld query and %ld key/value heads of %ld, %s, vocabulary "
       "%ld%s%s%s",
-      c.family, human_count(static_cast<double>(parameter_count(c))), c.layers, c.hidden,
+      c.family, human_count(static_cast<double>(parameter_count(c))), active, c.layers, c.hidden,
       convolutions > 0 ? format(" (%ld of them short convolutions)", convolutions) : "", c.heads, c.kv_heads,
-      c.head_dim, c.mlp, c.vocab, c.tied ? " (tied)" : "", c.window ? format(", window %ld", c.window) : "",
+      c.head_dim, experts, c.vocab, c.tied ? " (tied)" : "", c.window ? format(", window %ld", c.window) : "",
       c.root.empty() ? "" : "; text model of a multimodal checkpoint; the other tensors stay unchanged");
 }
 
@@ -29,6 +35,7 @@ inline void check_chunk(Index chunk, Index tile = kTile) {
 struct ModelOptions {
   std::string model, family = "llama";
   Index vocab = 256, hidden = 128, layers = 4, heads = 4, kv_heads = 0, head_dim = 0, mlp = 0, window = 0;
+  Index experts = 0, experts_per_token = 0;
   std::string tied = "auto";
 
   enum class Vocabulary { fixed, an_option };
@@ -56,6 +63,10 @@ struct ModelOptions {
         "none");
     add("--head-dim", &head_dim, "Width of a head (default: hidden / heads)", size, "none");
     add("--mlp", &mlp, "Width of the MLP (default: 8/3 of hidden; gpt2: 4 times)", size, "none");
+    add("--experts", &experts, "Experts of a layer; without --family, the family is then qwen3_moe",
+        checks::between(1, kMostExperts), "none");
+    add("--experts-per-token", &experts_per_token, "Experts that a token uses, together as wide as --mlp (default: 2)",
+        checks::between(1, kMostExperts), "none");
     add("--window", &window, "Window of local layers, in families that have them (default: 256)", size, "none");
     add("--tied", &tied, "Tie the head to the embedding: yes, no, or auto (as most models of the family)",
         checks::one_of({"auto", "yes", "no"}));
@@ -67,6 +78,8 @@ struct ModelOptions {
   // max_length: the number of learned positions.
   Config config(Index max_length) const {
     if (!model.empty()) return named();
+    const bool with_experts = experts > 0 || experts_per_token > 0;
+    const std::string family = with_experts && !options_->given("--family") ? "qwen3_moe" : this->family;
     const ModelFamily& f = family_named(family);
     const auto is_stored = [](const Field& field) {
       const auto* size = std::get_if<Member<Index>>(&field.meaning);
@@ -79,12 +92,14 @@ struct ModelOptions {
             family,
             " has as many key/value heads as query heads, and they divide --hidden evenly; leave out --kv-heads and ",
             "--head-dim");
+    require(!with_experts || f.defaults.experts > 0, "--experts: ", family,
+            " has no experts; choose another --family, such as qwen3_moe");
     require(window == 0 || f.defaults.window > 0, "--window: ", family, " has no sliding window; leave it out");
     const Index kv = kv_heads ? kv_heads : all_heads || heads % 2 != 0 ? heads : heads / 2;
     const Index width = mlp ? mlp : f.defaults.gated() ? round_up(hidden * 8 / 3, 32) : 4 * hidden;
     const bool is_tied = tied == "yes" || (tied == "auto" && f.defaults.tied);
-    Config c = make_config(
-        family, {vocab, hidden, layers, heads, kv, head_dim ? head_dim : hidden / heads, width, max_length, is_tied});
+    Config c = make_config(family, {vocab, hidden, layers, heads, kv, head_dim ? head_dim : hidden / heads, width,
+                                    max_length, is_tied, experts, experts_per_token});
     if (f.defaults.window > 0) c.window = window ? window : 256;
     validate(c);
     return c;

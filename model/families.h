@@ -82,6 +82,8 @@ inline Config make_config(const std::string& family, const Sizes& s) {
         c.*std::get<Member<Index>>(field.meaning) = static_cast<Index>(formula->of(c));
   }
   if (c.experts > 0) {  // those of a token are as wide as a dense layer
+    if (s.experts > 0) c.experts = s.experts;
+    c.experts_per_token = s.experts_per_token > 0 ? s.experts_per_token : least(c.experts_per_token, c.experts);
     c.dense_layers = least(c.dense_layers, s.layers - 1);
     c.expert_mlp = most(s.mlp / (c.experts_per_token + (c.shared_mlp > 0 ? 1 : 0)), 1);
     if (c.shared_mlp > 0) c.shared_mlp = c.expert_mlp;

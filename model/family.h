@@ -95,6 +95,7 @@ struct Modules {
 struct Sizes {
   Index vocab, hidden, layers, heads, kv_heads, head_dim, mlp, max_length;
   bool tied;
+  Index experts = 0, experts_per_token = 0;  // 0: as many as are usual in the family
 };
 struct Published {
   const char* name;

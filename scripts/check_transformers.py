@@ -25,8 +25,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers import (
     ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config,
-    GraniteConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, Lfm2Config, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
-    NanoChatConfig, Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SeedOssConfig, SmolLM3Config, Starcoder2Config,
+    GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
+    MixtralConfig, NanoChatConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OlmoHybridConfig, Phi3Config, Qwen2Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
+    Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config, Starcoder2Config,
     Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config, Qwen3VLConfig, SmolVLMConfig,
 )  # fmt: skip
 
@@ -35,6 +36,13 @@ SIZES = dict(vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_l
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)  # fmt: skip
 GRANITE = dict(embedding_multiplier=6.0, attention_multiplier=0.1, residual_multiplier=0.3, logits_scaling=0.5)
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64)
+
+
+def without_mlp(sizes):
+    return {name: size for name, size in sizes.items() if name != "intermediate_size"}
+
+
 CONFIGS = {
     "gpt2": GPT2Config(vocab_size=400, n_embd=64, n_layer=3, n_head=4, n_positions=512, bos_token_id=None, eos_token_id=0),
     "llama": LlamaConfig(**SIZES),
@@ -80,6 +88,17 @@ CONFIGS = {
     "ernie4_5": Ernie4_5Config(**SIZES, head_dim=32, use_bias=True),
     "helium": HeliumConfig(**SIZES, head_dim=16),
     "arcee": ArceeConfig(**SIZES),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=32, norm_topk_prob=True),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(
+        **without_mlp(SIZES), **EXPERTS, head_dim=32, shared_expert_intermediate_size=64, linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=16, linear_value_head_dim=16, layer_types=["linear_attention", "full_attention", "linear_attention"]),
+    "qwen3_next": Qwen3NextConfig(
+        **SIZES, **EXPERTS, head_dim=32, shared_expert_intermediate_size=64, linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=16, linear_value_head_dim=16, layer_types=["linear_attention", "full_attention", "linear_attention"]),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
+    "granitemoe": GraniteMoeConfig(**SIZES, **GRANITE, num_local_experts=4, num_experts_per_tok=2),
+    "lfm2_moe": Lfm2MoeConfig(**SIZES, **EXPERTS, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1),
 }
 VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16)
 QWEN_VISION = dict(depth=1, hidden_size=32, intermediate_size=48, num_heads=2, out_hidden_size=64)
@@ -94,6 +113,7 @@ MULTIMODAL = {
         text_config=dict(SIZES, head_dim=32, rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[8, 4, 4], mrope_interleaved=True)),
         vision_config=dict(QWEN_VISION, deepstack_visual_indexes=[0]), tie_word_embeddings=True),
     "qwen3_5_vision": Qwen3_5Config(text_config=CONFIGS["qwen3_5"].to_dict(), vision_config=QWEN_VISION, tie_word_embeddings=True),
+    "qwen3_5_moe_vision": Qwen3_5MoeConfig(text_config=CONFIGS["qwen3_5_moe"].to_dict(), vision_config=QWEN_VISION, tie_word_embeddings=False),
     "smolvlm": SmolVLMConfig(text_config=CONFIGS["llama"].to_dict(), vision_config=VISION, tie_word_embeddings=False, pad_token_id=0),
 }  # fmt: skip
 CONFIGS |= MULTIMODAL

@@ -18,6 +18,7 @@ OUT = Path(__file__).resolve().parents[1] / "tests" / "golden" / "default_config
 CHANGES = {
     "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 32, "position_embedding_type": "rope"},
     "hunyuan_v1_dense": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 128},
 }
 

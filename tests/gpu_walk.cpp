@@ -54,7 +54,7 @@ void expect_gradient(const Config& c, double tolerance, const Objective& objecti
 }
 
 TEST_P(GpuWalk, GradientInFloat32) { expect_gradient<float, float>(GetParam().config, 1e-5); }
-TEST_P(GpuWalk, GradientInBFloat16) { expect_gradient<BFloat16, BFloat16>(GetParam().config, 0.1); }
+TEST_P(GpuWalk, GradientInBFloat16) { expect_gradient<BFloat16, BFloat16>(with_all_experts(GetParam().config), 0.1); }
 
 class GpuTraining : public GpuTest {};
 

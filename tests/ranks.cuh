@@ -23,6 +23,9 @@ inline std::vector<Family> models_for_ranks() {
   c->delta_key_heads = 4, c->delta_value_heads = 8, c->delta_key_dim = 5, c->delta_value_dim = 3;
   c = add("olmo_hybrid", make_config("olmo_hybrid", {53, 28, 2, 4, 4, 7, 36, 0, false}));
   c->delta_key_dim = 4, c->delta_value_dim = 6;
+  c = add("qwen3_5_moe", make_config("qwen3_5_moe", {59, 26, 2, 4, 4, 8, 38, 0, false}));
+  c->mixers = {MixerKind::delta_rule, MixerKind::attention}, c->experts = 6, c->rotary_share = 0.5;
+  c->delta_key_heads = 4, c->delta_value_heads = 4, c->delta_key_dim = 5, c->delta_value_dim = 3;
   if (kSanitized) all.erase(all.begin() + 2, all.end());
   return all;
 }

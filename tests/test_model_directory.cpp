@@ -57,7 +57,7 @@ class ModelDirectories : public Commands {
 };
 
 TEST_F(ModelDirectories, RoundTripInEveryTypeInOneFileOrInShards) {
-  for (const char* family : {"gpt2", "qwen3", "gemma3"}) {
+  for (const char* family : {"gpt2", "qwen3", "gemma3", "mixtral", "granitemoe", "qwen3_next"}) {
     for (const char* dtype : {"F32", "BF16", "F16"}) {
       for (const std::size_t shard : {kLargestShard, std::size_t{3000}}) {
         fs::remove_all(dir);
@@ -358,6 +358,34 @@ TEST_F(OlmoHybridFiles, ThatAreIncompleteOrAmbiguousAreRefused) {
   make("olmo_hybrid", "F32"), publish({16, 16, 32}, false);
   rewrite(convolution, "F32", {64, 1, 4}, std::vector<float>(256));
   expect_refusal(c, "is there twice, also as \"" + convolution);
+}
+
+// A tensor for each expert, as published models have them, or for all.
+TEST_F(ModelDirectories, ExpertsAreInOneTensorOrInOneForEach) {
+  const Config c = make("qwen3_moe", "F32");
+  const std::string experts = "model.layers.0.mlp.experts.", all = experts + "gate_up_proj";
+  Held held(c), same(c);
+  load_model(held.dev, dir, held.model());
+  const ModelFiles files(dir);
+  const Tensor& tensor = files.at(all);
+  const Index width = c.expert_mlp;
+  EXPECT_EQ(tensor.shape, (std::vector<Index>{c.experts, 2 * width, c.hidden}));
+  std::vector<float> numbers(static_cast<std::size_t>(tensor.count)), up(static_cast<std::size_t>(width * c.hidden));
+  read(tensor, numbers.data());
+  const SafetensorsFile file(dir / "model.safetensors");
+  read(file.at(experts + "3.up_proj.weight"), up.data());
+  EXPECT_TRUE(std::equal(up.begin(), up.end(), numbers.begin() + 7 * width * c.hidden));
+  for (Index e = 0; e < c.experts; ++e)
+    for (const char* part : {".gate_proj.weight", ".up_proj.weight"})
+      rewrite(experts + std::to_string(e) + part, "F32", {}, {});
+  rewrite(all, "F32", tensor.shape, numbers);
+  load_model(same.dev, dir, same.model());
+  EXPECT_TRUE(held == same);
+  rewrite(experts + "1.down_proj.weight", "F32", {}, {});
+  expect_refusal(c, "has shape [1,24,18], but the configuration needs [8,24,18]");
+  make("qwen3_moe", "F32");
+  rewrite(experts + "1.up_proj.weight", "F32", {}, {});
+  expect_refusal(c, "but there is no \"" + experts + "1.up_proj.weight\"");
 }
 
 }  // namespace

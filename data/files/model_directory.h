@@ -27,6 +27,32 @@ struct StoredNames {
   }
 };
 
+// The name of a tensor of an expert (StoredAs in model/family.h).
+inline std::string of_expert(std::string name, Index expert) {
+  const std::size_t at = name.find('%');
+  return at == name.npos ? name : name.replace(at, 1, std::to_string(expert));
+}
+
+// A new model's experts are stored as those of published models are.
+inline TensorPieces pieces_of_experts(const Config& c) {
+  TensorPieces pieces;
+  Tensors<float> none(c);
+  for (const Table<float>& parts : by_stored_tensor(table(c, none))) {
+    const std::string& name = parts.front().parameter.name;
+    const std::vector<Index> shape = stored_shape(parts);
+    for (const StoredAs& other : family_of(c).modules.others) {
+      if (c.experts == 0 || !name.ends_with(other.tensor)) continue;
+      const std::string layer = name.substr(0, name.size() - std::strlen(other.tensor));
+      const bool apart = std::strchr(other.stored.front(), '%');
+      for (Index e = 0; e < (apart ? c.experts : 1); ++e)
+        for (const char* stored : other.stored)
+          pieces[name].emplace_back(layer + of_expert(stored, e),
+                                    apart ? std::vector{shape[1] / std::ssize(other.stored), shape[2]} : shape);
+    }
+  }
+  return pieces;
+}
+
 // The tensors of a model directory, in one file or in shards. `root`: Config::root.
 class ModelFiles {
  public:
@@ -100,12 +126,6 @@ class ModelFiles {
   }
 
  private:
-  // The name of a tensor of an expert.
-  static std::string of_expert(std::string name, Index expert) {
-    const std::size_t at = name.find('%');
-    return at == name.npos ? name : name.replace(at, 1, std::to_string(expert));
-  }
-
   // Gives tensors that have another name, or are in pieces, their usual name.
   void find_pieces(const StoredAs& other) {
     const bool of_experts = std::strchr(other.stored.front(), '%');
@@ -233,6 +253,7 @@ struct ModelLayout {
     Json json = config_to_json(c);
     json["pad_token_id"] = nullptr;
     config = json.dump(2) + "\n";
+    names.pieces = pieces_of_experts(c);
   }
 
   explicit ModelLayout(const fs::path& dir) : config(read_model_file(dir / "config.json")) {
