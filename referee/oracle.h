@@ -120,7 +120,7 @@ inline Array short_convolution(Tape& tape, const TokenBatch& batch, const Layer<
 inline Array log_decay(Tape& tape, const Layer<Number>& w, Array x) {
   const Wrong& wrong = tape.wrong;
   if (!wrong.decays) return tape.constant(x.rows, w.a_log.cols, 0);
-  Array a = linear(tape, x, w.decay);
+  Array a = linear(tape, x, w.decay_part());
   if (wrong.decays_by_bias) a = add(tape, a, repeat(w.dt_bias, x.rows));
   const Array step = wrong.decays_by_softplus ? softplus(tape, a) : exponential(tape, a);
   const Array rate = multiply(tape, exponential(tape, w.a_log), tape.constant(1, w.a_log.cols, -1));
@@ -157,7 +157,7 @@ inline Array delta_rule(Tape& tape, const Config& c, const TokenBatch& batch, co
         {q, k, columns(v, h * values, values), columns(beta, h, 1), columns(g, h, 1), columns(o, h * values, values)});
   }
   const auto by_head = [&](Array a) { return Array(a.data, a.rows * heads, values, values, 1); };
-  const Array z = by_head(silu(linear(tape, x, w.z)));
+  const Array z = by_head(silu(linear(tape, x, w.z_part())));
   Array y = by_head(o);
   if (tape.wrong.gates_before_norm) y = multiply(tape, y, z);
   Config plain = c;

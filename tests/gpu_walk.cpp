@@ -162,7 +162,7 @@ void expect_generation(const Config& c, double tolerance) {
 }
 
 TEST_P(GpuWalk, GenerationInFloat32) { expect_generation<float>(GetParam().config, 1e-5); }
-TEST_P(GpuWalk, GenerationInBFloat16) { expect_generation<BFloat16>(GetParam().config, 0.06); }
+TEST_P(GpuWalk, GenerationInBFloat16) { expect_generation<BFloat16>(with_all_experts(GetParam().config), 0.06); }
 
 template <class T>
 struct GeneratingGpu {

@@ -46,7 +46,7 @@ class PartsOfEveryFamily : public testing::TestWithParam<Family> {};
 INSTANTIATE_TEST_SUITE_P(Trained, PartsOfEveryFamily, testing::ValuesIn(walked_families()), PrintFamily());
 
 TEST_P(PartsOfEveryFamily, AdaptersMatchTheOracle) {
-  const Config c = with_adapters(GetParam().config);
+  const Config c = with_adapters(with_all_experts(GetParam().config));
   const Batch batch = packed(c, kSomeDocuments);
   const oracle::Result truth = oracle_gradient(c, batch, random_weights());
   const GradientRun exact = run<double>(c, batch, Schedule::stream(kTile, kTile));

@@ -128,7 +128,8 @@ class ModelFiles {
  private:
   // Gives tensors that have another name, or are in pieces, their usual name.
   void find_pieces(const StoredAs& other) {
-    const bool of_experts = std::strchr(other.stored.front(), '%');
+    const std::string first = other.stored.front();
+    const std::size_t number = first.find('%');
     for (const auto& [name, tensor] : std::map(tensors)) {
       const auto is_in = [&name = name](const std::string& end) { return name.ends_with("." + of_expert(end, 0)); };
       const auto piece = std::ranges::find_if(other.stored, is_in);
@@ -137,18 +138,20 @@ class ModelFiles {
       require(!tensors.contains(usual), tensor->where, ": is there twice, also as ", quote(usual),
               "; remove one of them");
       std::vector<const Tensor*> parts;
-      Index experts = 0;
-      do {
+      const Index experts = number == first.npos ? 0 : std::ranges::count_if(tensors, [&](const auto& entry) {
+        return entry.first.starts_with(layer + first.substr(0, number)) &&
+               entry.first.ends_with(first.substr(number + 1));
+      });
+      for (Index e = 0; e < most(experts, 1); ++e) {
         for (const char* stored : other.stored) {
-          const std::string piece = layer + of_expert(stored, experts);
+          const std::string piece = layer + of_expert(stored, e);
           require(tensors.contains(piece), tensor->where, ": is a piece of a tensor, but there is no ", quote(piece),
                   "; download what is missing");
           parts.push_back(tensors.extract(piece).mapped());
           names_.pieces[usual].emplace_back(piece, parts.back()->shape);
         }
-        ++experts;
-      } while (of_experts && tensors.contains(layer + of_expert(other.stored.front(), experts)));
-      tensors[usual] = &(joined_[usual] = join(parts, of_experts ? experts : 0));
+      }
+      tensors[usual] = &(joined_[usual] = join(parts, experts));
     }
   }
 
