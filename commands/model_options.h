@@ -96,7 +96,12 @@ struct ModelOptions {
             " has no experts; choose another --family, such as qwen3_moe");
     require(window == 0 || f.defaults.window > 0, "--window: ", family, " has no sliding window; leave it out");
     const Index kv = kv_heads ? kv_heads : all_heads || heads % 2 != 0 ? heads : heads / 2;
-    const Index width = mlp ? mlp : f.defaults.gated() ? round_up(hidden * 8 / 3, 32) : 4 * hidden;
+    // with experts, the width of all that a token uses
+    const Index used =
+        f.defaults.experts == 0
+            ? 1
+            : (experts_per_token > 0 ? experts_per_token : f.defaults.experts_per_token) + (f.defaults.shared_mlp > 0);
+    const Index width = mlp ? mlp : f.defaults.gated() ? used * round_up(hidden * 8 / 3 / used, 32) : 4 * hidden;
     const bool is_tied = tied == "yes" || (tied == "auto" && f.defaults.tied);
     Config c = make_config(family, {vocab, hidden, layers, heads, kv, head_dim ? head_dim : hidden / heads, width,
                                     max_length, is_tied, experts, experts_per_token});

@@ -84,19 +84,21 @@ void compute_grouped_matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Inpu
 template <class T>
 void compute_grouped_matmul_backward_weight(Cpu& dev, Matrix<Accumulator<T>> dw, Matrix<T> dy, Input<T> x,
                                             const Routes& routes) {
-  const Index out = dy.cols, lanes = dw.rows / (routes.experts() * out), width = cpu::unit_columns(out, x.cols);
+  const Index out = dy.cols, lanes = dw.rows / (routes.experts() * out), width = cpu::unit_columns(out, x.cols),
+              outs = ceil_div(out, kTile), blocks = ceil_div(x.cols, width);
 #pragma omp parallel for collapse(2) schedule(dynamic)
   for (Index e = 0; e < routes.experts(); ++e) {
-    for (Index b = 0; b < ceil_div(x.cols, width); ++b) {
-      const Rows cols = piece(b, width, x.cols);
+    for (Index unit = 0; unit < outs * blocks; ++unit) {
+      const Rows some = piece(unit / blocks, kTile, out), cols = piece(unit % blocks, width, x.cols);
       Rows left = {routes.begin(0, e), routes.begin(0, e + 1)};
       while (left.size() > 0) {  // the rows of a tile, the last tile first
         const Index tile = routes.source(0, left.end - 1) / kTile, lane = tile * kTile / dev.tile % lanes;
         Rows rows = {left.end - 1, left.end};
         while (rows.begin > left.begin && routes.source(0, rows.begin - 1) / kTile == tile) --rows.begin;
         left.end = rows.begin;
-        cpu::gemm<T>(dw.lane(lane, routes.experts() * out).lane(e, out).columns(cols), dy.slice(rows),
-                     cpu::Op::transposed, x.slice(rows).columns(cols), cpu::Op::as_is);
+        cpu::gemm<T>(dw.lane(lane, routes.experts() * out).lane(e, out).slice(some).columns(cols),
+                     Input<T>(dy.slice(rows).columns(some)), cpu::Op::transposed, x.slice(rows).columns(cols),
+                     cpu::Op::as_is);
       }
     }
   }

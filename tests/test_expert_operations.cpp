@@ -10,16 +10,26 @@ namespace {
 template <class T>
 struct Experts {
   using A = Accumulator<T>;
-  static constexpr Index kRows = 300, kExperts = 7, kIn = 5, kOut = 9;
-  const Index chosen;
+  static constexpr Index kRows = 300, kExperts = 7;
+  const Index chosen, in_width, out_width;
   RouterStyle style;
   Owned<A> logits, bias{1, kExperts, 2}, dlogits{kRows, kExperts, 3};
-  Owned<T> x{kRows, kIn, 4}, w{kExperts * kOut, kIn, 5}, y{kRows, kOut, 6}, dy{kRows, kOut, 7}, dx{kRows, kIn, 8};
+  Owned<T> x, w, y, dy, dx;
   Owned<A> dw;
   std::vector<std::int32_t> experts;  // of each row
 
-  explicit Experts(Index chosen, const RouterStyle& style = {}, Index lanes = 1)
-      : chosen(chosen), style(style), logits(kRows, kExperts, 1), dw(lanes * kExperts * kOut, kIn, 0, 0) {}
+  explicit Experts(Index chosen, const RouterStyle& style = {}, Index lanes = 1, Index in = 5, Index out = 9)
+      : chosen(chosen),
+        in_width(in),
+        out_width(out),
+        style(style),
+        logits(kRows, kExperts, 1),
+        x(kRows, in, 4),
+        w(kExperts * out, in, 5),
+        y(kRows, out, 6),
+        dy(kRows, out, 7),
+        dx(kRows, in, 8),
+        dw(lanes * kExperts * out, in, 0, 0) {}
 
   RouterInput<A> router(Rows rows) const { return {logits.m.slice(rows), bias.m, style}; }
 
@@ -30,8 +40,8 @@ struct Experts {
     const auto weights = allocate<A>(dev, rows.size(), chosen, Kind::chunk);
     route(dev, routes.chosen, weights, router(rows));
     sort_by_expert(dev, routes);
-    const auto in = allocate<T>(dev, routes.size(), kIn, Kind::chunk),
-               out = allocate<T>(dev, routes.size(), kOut, Kind::chunk);
+    const auto in = allocate<T>(dev, routes.size(), in_width, Kind::chunk),
+               out = allocate<T>(dev, routes.size(), out_width, Kind::chunk);
     gather_rows<Cpu, T>(dev, in, x.m.slice(rows), routes);
     grouped_matmul<Cpu, T>(dev, out, in, w.m, routes);
     combine_rows<Cpu, T>(dev, y.m.slice(rows), out, weights, routes);
@@ -40,7 +50,7 @@ struct Experts {
       return;
     }
     const auto dweights = allocate<A>(dev, rows.size(), chosen, Kind::chunk);
-    const auto din = allocate<T>(dev, routes.size(), kIn, Kind::chunk);
+    const auto din = allocate<T>(dev, routes.size(), in_width, Kind::chunk);
     gather_rows<Cpu, T>(dev, out, dy.m.slice(rows), routes);  // in the memory of the output
     grouped_matmul_backward_input<Cpu, T>(dev, din, out, w.m, routes, Update::assign);
     combine_rows_backward<Cpu, T>(dev, dweights, din, in, weights, routes);
@@ -86,7 +96,7 @@ TEST(ExpertOperations, MatchTheirFormulas) {
       expect_near(e.y.m, [&](Index i, Index j) {
         double sum = 0;
         for (Index n = 0; n < e.kExperts; ++n)
-          for (Index k = 0; k < e.kIn; ++k) sum += weights[i][n] * e.x.m(i, k) * e.w.m(n * e.kOut + j, k);
+          for (Index k = 0; k < e.in_width; ++k) sum += weights[i][n] * e.x.m(i, k) * e.w.m(n * e.out_width + j, k);
         return sum;
       });
     }
@@ -130,6 +140,20 @@ TEST(ExpertOperations, HaveTheSameBitsInChunks) {
   expect_bits_of_one_chunk<double>();
   expect_bits_of_one_chunk<float>();
   expect_bits_of_one_chunk<BFloat16>();
+}
+
+// An element does not depend on how many there are, and units of work are divided correctly.
+TEST(ExpertOperations, OfManyColumnsHaveTheBitsOfFew) {
+  Experts<float> wide(3, kStyles[1], 1, 800, 520), few(3, kStyles[1]);
+  for (Index i = 0; i < few.kRows; ++i) {
+    for (Index k = 0; k < few.in_width; ++k) few.x.m(i, k) = wide.x.m(i, 795 + k);
+    for (Index j = 0; j < few.out_width; ++j) few.dy.m(i, j) = wide.dy.m(i, 511 + j);
+  }
+  for (auto* e : {&wide, &few}) e->run(device(), {0, e->kRows}, true);
+  for (Index n = 0; n < few.kExperts; ++n)
+    for (Index j = 0; j < few.out_width; ++j)
+      for (Index k = 0; k < few.in_width; ++k)
+        EXPECT_EQ(few.dw.m(n * few.out_width + j, k), wide.dw.m(n * wide.out_width + 511 + j, 795 + k));
 }
 
 // A model that has diverged: the loss tells.

@@ -48,6 +48,10 @@ inline std::vector<Field> with_experts(const std::vector<Field>& fields, const s
 inline std::vector<StoredAs> apart(const char* gate, const char* up, const char* down) {
   return {{{gate, up}, "mlp.experts.gate_up_proj"}, {{down}, "mlp.experts.down_proj"}};
 }
+inline std::vector<StoredAs> with_router(const char* stored, std::vector<StoredAs> others) {
+  others.push_back({{stored}, "mlp.gate.weight"});
+  return others;
+}
 inline std::vector<StoredAs> apart() {
   return apart("mlp.experts.%.gate_proj.weight", "mlp.experts.%.up_proj.weight", "mlp.experts.%.down_proj.weight");
 }
@@ -108,7 +112,7 @@ inline ModelFamily mixtral() {
       .fields = with_experts(llama_fields(), expert_fields("num_local_experts", 8, 2, {"intermediate_size", &Config::expert_mlp, 14336}), {
           {"rms_norm_eps", &Config::norm_eps, 1e-5}, {"router_jitter_noise", Only{}, 0.0}, {"sliding_window", Only{}, 0},
           {"", &Config::mlp, Formula{"num_experts_per_tok * intermediate_size", active_width}}}),
-      .modules = {.others = apart("block_sparse_moe.experts.%.w1.weight", "block_sparse_moe.experts.%.w3.weight", "block_sparse_moe.experts.%.w2.weight")},
+      .modules = {.others = with_router("block_sparse_moe.gate.weight", apart("block_sparse_moe.experts.%.w1.weight", "block_sparse_moe.experts.%.w3.weight", "block_sparse_moe.experts.%.w2.weight"))},
       //                              vocab hidden layers heads kv dim mlp length tied
       .published = {{"mixtral-8x7b",  {32000, 4096, 32, 32, 8, 128, 0, 32768, false}, 0, {}, experts_8_of_14336},
                     {"mixtral-8x22b", {32000, 6144, 56, 48, 8, 128, 0, 65536, false}, 0, {}, experts_8_of_16384}}};
