@@ -1,4 +1,4 @@
-// Matrix products of groups of rows, each with a weight of its own: the experts' linear layers. The weights are one matrix,
+// Matrix products of groups of rows, each with its own weight: the experts' linear layers. The weights are one matrix,
 // one below the other; group e has rows begin[e] to begin[e + 1] (kernels/routes.cuh).
 //
 //   forward          y  = x w_eᵀ
