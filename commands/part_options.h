@@ -50,8 +50,10 @@ struct PartOptions {
                 checks::between(0, 1 << 14));
     options.add("--lora-alpha", &lora.alpha, "Adapters are multiplied by this / rank", checks::positive(),
                 "twice the rank");
-    options.add("--lora-on", &lora.on,
-                "Linear layers with adapters: all, attention, mlp, or names such as q_proj v_proj");
+    options.add(
+        "--lora-on", &lora.on,
+        "Linear layers with adapters: all, attention, mlp, or names such as q_proj v_proj; of a mixture of experts "
+        "also experts and router, which all leaves out");
     options.add("--rslora", &lora.rank_stabilised, "Divide alpha by the square root of the rank (rsLoRA)");
     options.add("--train", &train,
                 "Train only the parameters with names that this regular expression matches, such as "

@@ -1,7 +1,7 @@
 // Matrix products of groups of rows, each with its own weight: the experts' linear layers. The weights are one matrix,
 // one below the other; group e has rows begin[e] to begin[e + 1] (kernels/routes.cuh).
 //
-//   forward          y  = x w_eᵀ
+//   forward          y  = x w_eᵀ               (or y += x w_eᵀ)
 //   backward         dx = dy w_e              (or dx += dy w_e)
 //                    dw_e += dyᵀ x
 //
@@ -15,11 +15,12 @@
 namespace streambp {
 
 template <class Device, class T>
-void grouped_matmul(Device& dev, Matrix<T> y, Input<T> x, Input<T> w, const Routes& routes) {
+void grouped_matmul(Device& dev, Matrix<T> y, Input<T> x, Input<T> w, const Routes& routes, Update update) {
   require_shape("grouped matmul", "input", x, routes.size(), w.cols);
   require_shape("grouped matmul", "weight", w, routes.experts() * y.cols, x.cols);
-  auto op = dev.operation("matmul", 2.0 * y.size() * w.cols, sizeof(T) * (1.0 * x.size() + w.size() + y.size()));
-  if constexpr (Device::computes) compute_grouped_matmul(dev, y, x, w, routes);
+  auto op = dev.operation("matmul", 2.0 * y.size() * w.cols,
+                          sizeof(T) * (1.0 * x.size() + w.size() + y.size() * (update == Update::add ? 2.0 : 1.0)));
+  if constexpr (Device::computes) compute_grouped_matmul(dev, y, x, w, routes, update);
 }
 
 template <class Device, class T>
@@ -67,9 +68,11 @@ void for_each_piece_of_groups(const Routes& routes, Index cols, F&& f) {
 }  // namespace cpu
 
 template <class T>
-void compute_grouped_matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, const Routes& routes) {
+void compute_grouped_matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, const Routes& routes, Update update) {
   cpu::for_each_piece_of_groups(routes, y.cols, [&](Index e, Rows rows, Rows cols) {
-    cpu::multiply_unit<T, T>(y.slice(rows).columns(cols), x.slice(rows), w.lane(e, y.cols).slice(cols));
+    const Matrix<T> unit = y.slice(rows).columns(cols);
+    cpu::multiply_unit<T, T>(unit, x.slice(rows), w.lane(e, y.cols).slice(cols), {},
+                             update == Update::add ? unit : Matrix<T>());
   });
 }
 
@@ -123,10 +126,10 @@ __device__ inline Index group_of(const Routes& routes, Index row) {
 }  // namespace cuda
 
 template <class T>
-void compute_grouped_matmul(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, const Routes& routes) {
+void compute_grouped_matmul(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, const Routes& routes, Update update) {
   cuda::for_each_column(dev, y.rows, y.cols, [=] __device__(Index i, Index j) {
     const T *x_row = x.row(i), *w_row = w.row(cuda::group_of(routes, i) * y.cols + j);
-    float sum = 0;
+    float sum = update == Update::add ? static_cast<float>(y(i, j)) : 0;
     for (Index k = 0; k < x.cols; ++k)
       sum = multiply_add(static_cast<float>(x_row[k]), static_cast<float>(w_row[k]), sum);
     y(i, j) = sum;

@@ -37,7 +37,7 @@ struct Experts {
     const Config& c = rows.c;
     const Modules& names = family_of(c).modules;
     const Index d = c.hidden, m = c.expert_mlp, shared = c.shared_mlp;
-    rows.row(w.routed.router.weight, names.router, ".weight", {c.experts, d}, Init::normal);
+    rows.router(w.routed.router, names.router, {c.experts, d});
     if (c.router_bias) {
       Parameter& bias = rows.row(w.routed.bias, names.router_bias, "", {1, c.experts}, Init::zeros);
       bias.wide = true, bias.trained = false;
@@ -104,7 +104,7 @@ class ExpertMixture {
       auto scope = dev.scope();
       const Matrix<T> packed = gathered(x, a.routes);
       grouped_linear(dev, a.gate, packed, w.gate, a.routes);
-      grouped_linear(dev, a.up, packed, w.up, a.routes);
+      grouped_linear(dev, a.up, packed, w.ups(), a.routes);
     }
     if (!kept.have(Part::activated)) activation(dev, kind, a.activated, a.gate, a.up);
   }
@@ -132,9 +132,9 @@ class ExpertMixture {
     const Matrix<T> packed = packed_dy;  // the same memory
     gather_rows<Device, T>(dev, packed, x, a.routes);
     grouped_linear_backward_weight(dev, Back{g.gate, dgate, w.gate}, packed, a.routes);
-    grouped_linear_backward_weight(dev, Back{g.up, dup, w.up}, packed, a.routes);
+    grouped_linear_backward_weight(dev, Back{g.ups(), dup, w.ups()}, packed, a.routes);
     grouped_linear_backward_input(dev, packed, dgate, w.gate, a.routes, Update::assign);
-    grouped_linear_backward_input(dev, packed, dup, w.up, a.routes, Update::add);
+    grouped_linear_backward_input(dev, packed, dup, w.ups(), a.routes, Update::add);
     combine_rows<Device, T>(dev, dx, packed, {}, a.routes, update == Update::add ? Input<T>(dx) : Input<T>());
 
     const auto exact = allocate<A>(dev, x.rows, m.experts, Kind::chunk);

@@ -1,4 +1,6 @@
 // The linear layers of experts, for rows that are sorted by expert. With one expert this is a linear layer like any other.
+//
+// Of an adapter, a and b have the thin matrices of all experts, one below the other.
 #pragma once
 
 #include "kernels/grouped_matmul.cuh"
@@ -6,11 +8,31 @@
 
 namespace streambp {
 
+// scale x a_eᵀ, in memory of the caller's scope
+template <class Device, class T>
+Matrix<T> grouped_low_rank(Device& dev, Matrix<T> x, const Adapter<T>& adapter, const Routes& routes) {
+  const auto low = allocate<T>(dev, x.rows, adapter.a.rows / routes.experts(), Kind::chunk);
+  grouped_matmul<Device, T>(dev, low, x, adapter.a, routes, Update::assign);
+  scale(dev, low, adapter.scale);
+  return low;
+}
+// scale dy b_e
+template <class Device, class T>
+Matrix<T> grouped_low_rank_backward(Device& dev, Matrix<T> dy, const Adapter<T>& adapter, const Routes& routes) {
+  const auto dlow = allocate<T>(dev, dy.rows, adapter.b.cols, Kind::chunk);
+  grouped_matmul_backward_input<Device, T>(dev, dlow, dy, adapter.b, routes, Update::assign);
+  scale(dev, dlow, adapter.scale);
+  return dlow;
+}
+
 // y = x weight_eᵀ
 template <class Device, class T>
 void grouped_linear(Device& dev, Matrix<T> y, Matrix<T> x, const Linear<T>& w, const Routes& routes) {
   if (routes.experts() == 1) return linear(dev, y, x, w);
-  grouped_matmul<Device, T>(dev, y, x, w.weight, routes);
+  grouped_matmul<Device, T>(dev, y, x, w.weight, routes, Update::assign);
+  if (!w.adapter.b) return;
+  auto scope = dev.scope();
+  grouped_matmul<Device, T>(dev, y, grouped_low_rank(dev, x, w.adapter, routes), w.adapter.b, routes, Update::add);
 }
 
 // dx = dy weight_e, or dx += dy weight_e
@@ -20,13 +42,24 @@ void grouped_linear_backward_input(Device& dev, Matrix<T> dx, Matrix<T> dy, cons
   using A = Accumulator<T>;
   if (routes.experts() == 1) return linear_backward(dev, dx, {}, {LinearBackward<T, A>{Linear<A>(), dy, w}}, update);
   grouped_matmul_backward_input<Device, T>(dev, dx, dy, w.weight, routes, update);
+  if (!w.adapter.b) return;
+  auto scope = dev.scope();
+  const Matrix<T> dlow = grouped_low_rank_backward(dev, dy, w.adapter, routes);
+  grouped_matmul_backward_input<Device, T>(dev, dx, dlow, w.adapter.a, routes, Update::add);
 }
 
 // Adds to the gradients of the weights.
 template <class Device, class T, class A>
 void grouped_linear_backward_weight(Device& dev, const LinearBackward<T, A>& layer, Matrix<T> x, const Routes& routes) {
   if (routes.experts() == 1) return linear_backward(dev, {}, x, {layer}, Update::add);
-  grouped_matmul_backward_weight<Device, T, A>(dev, layer.dw.weight, layer.dy, x, routes);
+  const auto& [dw, dy, w] = layer;
+  grouped_matmul_backward_weight<Device, T, A>(dev, dw.weight, dy, x, routes);
+  if (!dw.adapter.b) return;
+  auto scope = dev.scope();
+  const Matrix<T> low = grouped_low_rank(dev, x, w.adapter, routes);
+  grouped_matmul_backward_weight<Device, T, A>(dev, dw.adapter.b, dy, low, routes);
+  const Matrix<T> dlow = grouped_low_rank_backward(dev, dy, w.adapter, routes);
+  grouped_matmul_backward_weight<Device, T, A>(dev, dw.adapter.a, dlow, x, routes);
 }
 
 }  // namespace streambp

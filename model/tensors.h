@@ -21,7 +21,7 @@ struct Parameter {
   std::string name;  // in the Hugging Face checkpoint
   Index rows, cols;  // a vector has one row
   Init init;
-  const char* group = "";   // of a linear layer's weight: attention or mlp
+  const char* group = "";   // of a linear layer's weight: attention, mlp, experts or router
   bool transposed = false;  // in files
   Index part = 0;           // in files, parameters of one name are the parts of one tensor, side by side
   bool trained = true;
@@ -34,14 +34,25 @@ struct Parameter {
   bool vector() const { return init == Init::ones || init == Init::zeros || init == Init::log_uniform; }
   Index length() const { return vector() ? cols : rows; }
   bool adapter() const { return init == Init::adapter_a || init == Init::adapter_b; }
+  // Of a linear layer's weight: its name in PEFT.
+  std::string module() const { return experts > 0 ? name : name.substr(0, name.rfind('.')); }
   bool replicated() const { return adapter() || wide; }  // never in shards of ranks
 };
+
+// A part of a linear layer that is one tensor in files: its adapters share the first part's a.
+template <class T>
+Linear<T> with_shared_a(Linear<T> w, const Linear<T>& first) {
+  if (!w.adapter.a) w.adapter.a = first.adapter.a;
+  return w;
+}
 
 // Of a mixture of experts. gate, up and down have the weights of all experts.
 template <class T>
 struct MixtureWeights {
   Linear<T> router, gate, up, down;
   Matrix<Accumulator<T>> bias;  // of the router's choice
+
+  Linear<T> ups() const { return with_shared_a(up, gate); }
 };
 
 // The tensors of a layer. Tensors that the model does not have stay empty.
@@ -70,12 +81,6 @@ struct Layer {
   Linear<T> ups() const { return with_shared_a(up, gate); }
   Linear<T> c_part() const { return with_shared_a(c, b); }
   Linear<T> x_part() const { return with_shared_a(x, b); }
-
- private:
-  static Linear<T> with_shared_a(Linear<T> w, const Linear<T>& first) {
-    if (!w.adapter.a) w.adapter.a = first.adapter.a;
-    return w;
-  }
 };
 
 // A full set of tensors: the weights, their gradient, or a moment of the optimizer.
@@ -184,9 +189,16 @@ struct Section {
   // The weights of all experts, one below the other. Parts of one tensor take turns, expert by expert.
   void experts(Linear<T>& w, const char* module, TensorShape shape, Index turn, Init init) {
     Parameter& weight = row(w.weight, module, "", {c.experts * shape.rows, shape.cols}, init);
+    const Index part = weight.part;
     weight.group = "experts", weight.experts = c.experts, weight.turn = turn;
     table.back().far = &w.far;
     if (c.base == Base::nf4) table.back().quantised = &w.quantised;
+    adapter(w, module, shape, part, c.experts);
+  }
+  // A router is never in 4 bits or in far memory.
+  void router(Linear<T>& w, const char* module, TensorShape shape) {
+    row(w.weight, module, ".weight", shape, Init::normal).group = "router";
+    adapter(w, module, shape, 0);
   }
   void linear(const char* group, Linear<T>& w, const char* module, TensorShape shape, Init init, bool bias) {
     Parameter& weight = row(w.weight, module, ".weight", shape, init);
@@ -195,12 +207,19 @@ struct Section {
     table.back().far = &w.far;
     if (c.base == Base::nf4) table.back().quantised = &w.quantised;
     if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros);
-    const auto adapter = c.adapters.find(prefix + module);
-    if (adapter == c.adapters.end()) return;
-    const auto [rank, scale] = adapter->second;
+    adapter(w, module, shape, part);
+  }
+
+ private:
+  // shape: of an expert's weight, where there are experts
+  void adapter(Linear<T>& w, const char* module, TensorShape shape, Index part, Index experts = 0) {
+    const auto found = c.adapters.find(prefix + module);
+    if (found == c.adapters.end()) return;
+    const auto [rank, scale] = found->second;
+    const Index all = most(experts, 1);
     w.adapter.scale = scale;  // not a tensor, but set with them
-    if (part == 0) row(w.adapter.a, module, ".lora_A.weight", {rank, shape.cols}, Init::adapter_a);
-    row(w.adapter.b, module, ".lora_B.weight", {shape.rows, rank}, Init::adapter_b);
+    if (part == 0) row(w.adapter.a, module, ".lora_A.weight", {all * rank, shape.cols}, Init::adapter_a);
+    row(w.adapter.b, module, ".lora_B.weight", {all * shape.rows, rank}, Init::adapter_b).experts = experts;
   }
 };
 

@@ -179,14 +179,19 @@ inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
 // The sum of the experts that a row chooses, and of the shared one.
 inline Array experts(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
   const auto gated = [&](Array gate, Array up) { return multiply(tape, activation(tape, c.mlp_kind, gate), up); };
-  const auto of = [](const Linear<Number>& all, Index e, Index rows) {
-    return Array(all.weight.slice({e * rows, (e + 1) * rows}));
-  };
   const MixtureWeights<Number>& r = w.routed;
+  const auto of_expert = [&](const Matrix<Number>& all, Index e) {
+    const Index rows = all.rows / c.experts;
+    return all.slice({e * rows, (e + 1) * rows});
+  };
+  const auto expert_linear = [&](Array in, const Linear<Number>& all, Index e) {
+    Linear<Number> own = {of_expert(all.weight, e), {}};
+    if (all.adapter.b) own.adapter = {of_expert(all.adapter.a, e), of_expert(all.adapter.b, e), all.adapter.scale};
+    return linear(tape, in, own);
+  };
   const Array bias = r.bias ? Array(r.bias) : Array();
   Array y = mixture(tape, c.routed(), x, linear(tape, x, r.router), bias, [&](Index e) {
-    const Array gate = linear(tape, x, of(r.gate, e, c.expert_mlp)), up = linear(tape, x, of(r.up, e, c.expert_mlp));
-    return linear(tape, gated(gate, up), of(r.down, e, c.hidden));
+    return expert_linear(gated(expert_linear(x, r.gate, e), expert_linear(x, r.ups(), e)), r.down, e);
   });
   if (c.shared_mlp == 0) return y;
   const MixtureWeights<Number>& s = w.shared;

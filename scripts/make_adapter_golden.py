@@ -31,6 +31,10 @@ ADAPTERS = {
              rank_pattern={r"layers\.0\.self_attn\.q_proj": 2, "down_proj": 1}, alpha_pattern={"v_proj": 3, "down_proj": 2}),
     ),
     "qwen3_rslora": ("qwen3", dict(r=5, lora_alpha=4, use_rslora=True, target_modules=LINEAR)),
+    # Adapters of all experts at once, and of routers.
+    "qwen3_moe": ("qwen3_moe", dict(r=2, lora_alpha=3, target_modules=["q_proj"],
+                                    target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"])),
+    "mixtral_down": ("mixtral", dict(r=3, lora_alpha=3, target_modules=["o_proj"], target_parameters=["mlp.experts.down_proj"])),
     # Adapters of one layer, and two modules of the base that are trained too.
     "gemma3_and_norms": (
         "gemma3",

@@ -43,7 +43,7 @@ struct Experts {
     const auto in = allocate<T>(dev, routes.size(), in_width, Kind::chunk),
                out = allocate<T>(dev, routes.size(), out_width, Kind::chunk);
     gather_rows<Cpu, T>(dev, in, x.m.slice(rows), routes);
-    grouped_matmul<Cpu, T>(dev, out, in, w.m, routes);
+    grouped_matmul<Cpu, T>(dev, out, in, w.m, routes, Update::assign);
     combine_rows<Cpu, T>(dev, y.m.slice(rows), out, weights, routes);
     if (!backward) {
       experts.assign(routes.chosen.data, routes.chosen.data + routes.chosen.size());

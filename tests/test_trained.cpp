@@ -13,7 +13,7 @@ const Lengths kSomeDocuments = {5, 270, 1, 30};
 // Adapters of different ranks on all linear layers except every fifth; the base is frozen.
 Config with_adapters(Config c) {
   Index number = 0;
-  for (const std::string& name : linear_layers(c)) {
+  for (const std::string& name : linear_layers(c, "")) {
     if (++number % 5 != 0) c.adapters[name] = {1 + number % 4, 0.7 * static_cast<double>(number % 3 + 1)};
   }
   c.trained.emplace();

@@ -22,12 +22,16 @@ inline double adapter_scale(double alpha, Index rank, bool rank_stabilised) {
   return alpha / (rank_stabilised ? std::sqrt(r) : r);
 }
 
-// The names of the linear layers that can have an adapter, in the table's order: of "all", "attention" or "mlp".
+// PEFT calls these parameters, not modules.
+inline bool is_parameter(std::string_view group) { return group == "experts" || group == "router"; }
+
+// The names of the linear layers that can have an adapter, in the table's order: of "attention", "mlp", "experts" or "router";
+// "all" are the first two, as "all-linear" in PEFT; empty: really all.
 inline std::vector<std::string> linear_layers(const Config& c, std::string_view group = "all") {
   std::vector<std::string> names;
   for (const Parameter& p : parameters_of(c)) {
-    if (*p.group && p.experts == 0 && p.part == 0 && (group == "all" || group == p.group))
-      names.push_back(p.name.substr(0, p.name.rfind('.')));
+    if (*p.group && p.part == 0 && (group.empty() || group == p.group || (group == "all" && !is_parameter(p.group))))
+      names.push_back(p.module());
   }
   return names;
 }
@@ -57,6 +61,7 @@ inline std::vector<std::string> written_out(const Config& c, const std::vector<s
   };
   const std::vector<std::string> all = in_layers(c, linear_layers(c));
   for (const std::string& name : on) {
+    if (is_parameter(name)) continue;
     const std::vector<std::string> group = in_layers(c, linear_layers(c, name));
     const bool clear = std::ranges::all_of(group, [&](const std::string& layer) {
       const auto has_same_end = [&](const std::string& other) { return last_part(other) == last_part(layer); };
@@ -68,16 +73,31 @@ inline std::vector<std::string> written_out(const Config& c, const std::vector<s
   return names;
 }
 
+// "target_parameters": what groups stand for that are no modules in transformers.
+inline std::vector<std::string> target_parameters(const Config& c, const std::vector<std::string>& on) {
+  std::vector<std::string> names;
+  for (const std::string& group : on)
+    for (const std::string& name : is_parameter(group) ? in_layers(c, linear_layers(c, group)) : names)
+      if (is_parameter(group)) names.push_back(group == "router" ? name + ".weight" : name);
+  return names;
+}
+
 inline std::map<std::string, AdapterSize> new_adapters(const Config& c, const LoraSettings& s) {
   const std::vector<std::string> layers = linear_layers(c);
   std::map<std::string, AdapterSize> adapters;
   require(std::isfinite(static_cast<float>(s.alpha)), "--lora-alpha ", s.alpha, " is too large");
+  const AdapterSize size = {s.rank, adapter_scale(s.alpha, s.rank, s.rank_stabilised)};
+  for (const std::string& group : s.on) {
+    if (!is_parameter(group)) continue;
+    require(c.experts > 0, "--lora-on ", group, ": the model has no experts");
+    for (const std::string& layer : linear_layers(c, group)) adapters[layer] = size;
+  }
   for (const std::string& name : written_out(c, s.on)) {
     bool found = false;
     for (const std::string& layer : layers) {
       if (!ends_with_name(layer, name)) continue;
       found = true;
-      adapters[layer] = {s.rank, adapter_scale(s.alpha, s.rank, s.rank_stabilised)};
+      adapters[layer] = size;
     }
     std::set<std::string> known;
     for (const std::string& layer : layers) known.insert(last_part(layer));
@@ -107,6 +127,21 @@ inline std::string adapter_prefix(const Config& c, const std::string& name) {
   return std::string(kAdapterPrefix) + (name == "lm_head.weight" ? "" : family_of(c).modules.root);
 }
 
+// The name of a parameter in adapter_model.safetensors. PEFT wraps the experts' module once for each of its parameters, the
+// first innermost.
+inline std::string name_in_adapter(const Config& c, const std::string& name) {
+  const std::string prefix = adapter_prefix(c, name), in = family_of(c).modules.experts_in,
+                    out = family_of(c).modules.experts_out;
+  for (const std::string& module : {in, out}) {
+    const std::size_t at = name.find("." + module + ".lora_");
+    if (at == name.npos) continue;
+    const std::string layer = name.substr(0, at + 1), end = name.substr(at + 1 + module.size());
+    const bool inner = module == in && c.adapters.contains(layer + out);
+    return prefix + layer + module.substr(0, module.rfind('.')) + (inner ? ".base_layer" : "") + end;
+  }
+  return prefix + name;
+}
+
 // --- Writing ---
 
 // The text of a new adapter_config.json. `base`: the model directory that the adapters are for.
@@ -114,6 +149,7 @@ inline std::string adapter_config(const Config& c, const LoraSettings& s, const 
   std::set<std::string> modules;  // of the base, that are trained too
   for (const std::string& name : c.trained.value_or(std::set<std::string>()))
     modules.insert((adapter_prefix(c, name) + name.substr(0, name.rfind('.'))).substr(kAdapterPrefix.size()));
+  const std::vector<std::string> parameters = target_parameters(c, s.on);
   const nlohmann::ordered_json config = {
       {"peft_type", "LORA"},
       {"task_type", "CAUSAL_LM"},
@@ -123,6 +159,7 @@ inline std::string adapter_config(const Config& c, const LoraSettings& s, const 
       {"lora_dropout", 0.0},
       {"use_rslora", s.rank_stabilised},
       {"target_modules", target_modules(c, s.on)},
+      {"target_parameters", parameters.empty() ? Json() : Json(parameters)},
       {"modules_to_save", modules.empty() ? Json() : Json(modules)},
       {"bias", "none"},
       {"ensure_weight_tying", c.tied && !modules.empty()},
@@ -140,7 +177,7 @@ void save_adapters(Device& dev, const fs::path& dir, const Config& c, const Tabl
   SafetensorsWriter writer(dir.empty() ? dir : dir / "adapter_model.safetensors", {{"format", "pt"}});
   for (const Table<T>& parts : by_stored_tensor(trained)) {
     const std::string& name = parts.front().parameter.name;
-    write_tensor(dev, writer, adapter_prefix(c, name) + name, parts, "F32", ranks);
+    write_tensor(dev, writer, name_in_adapter(c, name), parts, "F32", ranks);
   }
   writer.finish();
   if (!dir.empty()) write_file_atomically(dir / "adapter_config.json", config);
@@ -152,7 +189,7 @@ void save_adapters(Device& dev, const fs::path& dir, const Config& c, const Tabl
 // clang-format off
 constexpr std::string_view kKnownFields[] = {
     "peft_type", "task_type", "base_model_name_or_path", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules",
-    "modules_to_save", "bias", "rank_pattern", "alpha_pattern", "exclude_modules", "layers_pattern", "layers_to_transform",
+    "modules_to_save", "bias", "rank_pattern", "alpha_pattern", "target_parameters", "exclude_modules", "layers_pattern", "layers_to_transform",
     "auto_mapping", "fan_in_fan_out", "init_lora_weights", "loftq_config", "inference_mode", "eva_config", "corda_config",
     "ensure_weight_tying", "megatron_core", "qalora_group_size", "peft_version", "revision", "runtime_config"};
 // clang-format on
@@ -176,12 +213,17 @@ class AdapterDirectory {
 
   // Adds the adapters to the configuration of their base.
   void add_to(Config& c) const {
-    const std::vector<std::string> linear = linear_layers(c);
+    const std::vector<std::string> linear = linear_layers(c, "");
     const std::set<std::string> layers(linear.begin(), linear.end());
-    std::set<std::string> parameters;
+    std::set<std::string> parameters, of_experts;
+    for (const std::string& layer : linear_layers(c, "experts"))
+      if (targets_parameter(c, layer)) c.adapters[layer] = {};
+    for (const auto& [layer, size] : c.adapters)
+      for (const char* end : {".lora_A.weight", ".lora_B.weight"}) of_experts.insert(name_in_adapter(c, layer + end));
     for (const Parameter& p : parameters_of(c)) parameters.insert(p.name);
     c.trained.emplace();
     for (const auto& [stored, tensor] : file_.tensors()) {
+      if (of_experts.contains(stored)) continue;
       const std::string name = without_prefix(c, stored, tensor), layer = name.substr(0, name.rfind(".lora_"));
       if (name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight")) {
         require(layers.contains(layer), tensor.where, ": an adapter of ", quote(layer),
@@ -195,7 +237,7 @@ class AdapterDirectory {
       }
     }
     require(!c.adapters.empty(), file_.path().string(), ": has no adapters");
-    check_targets(c, linear);
+    check_targets(c);
     check_saved_modules(c);
     read_sizes(c);
   }
@@ -211,11 +253,9 @@ class AdapterDirectory {
     struct Files {
       const SafetensorsFile& file;
       const Config& c;
-      const Tensor& at(const std::string& name) const { return file.at(adapter_prefix(c, name) + name); }
+      const Tensor& at(const std::string& name) const { return file.at(name_in_adapter(c, name)); }
     };
-    const auto is_stored = [&](const Parameter& p) {
-      return file_.find(adapter_prefix(c, p.name) + p.name) != nullptr;
-    };
+    const auto is_stored = [&](const Parameter& p) { return file_.find(name_in_adapter(c, p.name)) != nullptr; };
     read_tensors(dev, Files{file_, c}, "", rows_where(rows, is_stored), ranks);
   }
 
@@ -267,16 +307,33 @@ class AdapterDirectory {
     return adapter_prefix(c, "").substr(kAdapterPrefix.size()) + name;
   }
 
+  // Whether "target_parameters" has this one.
+  bool targets_parameter(const Config& c, const std::string& name) const {
+    const ModuleNames targets(fields(), "target_parameters", json_.value("target_parameters", Json()));
+    return targets.has(name_in_peft(c, name)) || targets.has_end(name_in_peft(c, name));
+  }
+
   // The file has adapters of the layers that the configuration names, and of no others.
-  void check_targets(const Config& c, const std::vector<std::string>& layers) const {
+  void check_targets(const Config& c) const {
     const Modules& names = family_of(c).modules;
-    const AdapterTargets targets(fields(), {last_part(names.q), last_part(names.v)});  // where PEFT puts them by itself
-    for (const std::string& layer : layers) {
-      const bool wanted = targets.contain(name_in_peft(c, layer)), stored = c.adapters.contains(layer);
+    std::vector<std::string> usual = {last_part(names.q), last_part(names.v)};  // where PEFT puts them by itself
+    if (fields().has("target_parameters")) usual.clear();
+    const AdapterTargets targets(fields(), usual);
+    const std::vector<std::string> modules = linear_layers(c), routers = linear_layers(c, "router");
+    const auto is_in = [](const auto& list, const std::string& name) {
+      return std::ranges::find(list, name) != list.end();
+    };
+    for (const std::string& layer : linear_layers(c, "")) {
+      const bool wanted = is_in(modules, layer)
+                              ? targets.contain(name_in_peft(c, layer))
+                              : targets_parameter(c, layer + (is_in(routers, layer) ? ".weight" : ""));
+      const bool stored = c.adapters.contains(layer);
       require(stored || !wanted, file_.path().string(), ": has no adapter of ", layer, ", which ", config_path_,
               " names; the file is incomplete");
       require(wanted || !stored, file_.path().string(), ": has an adapter of ", layer, ", which ", config_path_,
-              " does not name; PEFT would ignore it. Correct \"target_modules\" and the fields that restrict it");
+              " does not name; PEFT would ignore it. Correct \"target_modules\" or \"target_parameters\" and the "
+              "fields that "
+              "restrict them");
     }
     Tensors<float> none(c);
     const std::string embedding = embedding_table(c, none).front().parameter.name;
@@ -307,14 +364,18 @@ class AdapterDirectory {
     const auto all_rank = static_cast<double>(f.get<Index>("r"));
     const double all_alpha = f.get<double>("lora_alpha", 8.0);
     const bool rank_stabilised = f.get<bool>("use_rslora", false);
+    const std::vector<std::string> experts = linear_layers(c, "experts");
     for (auto& [layer, size] : c.adapters) {
-      file_.at(adapter_prefix(c, "") + layer + ".lora_B.weight");
-      const Tensor& a = file_.at(adapter_prefix(c, "") + layer + ".lora_A.weight");
+      file_.at(name_in_adapter(c, layer + ".lora_B.weight"));
+      const Tensor& a = file_.at(name_in_adapter(c, layer + ".lora_A.weight"));
       const double rank = ranks.at(name_in_peft(c, layer), all_rank);
-      if (a.shape.size() != 2 || a.shape[0] <= 0 || static_cast<double>(a.shape[0]) != rank) {
-        fail(a.where, " has shape ", shown(a.shape), ", but ", config_path_, " says that its rank is ", rank);
-      }
-      size = {a.shape[0], adapter_scale(alphas.at(name_in_peft(c, layer), all_alpha), a.shape[0], rank_stabilised)};
+      const Index count = std::ranges::find(experts, layer) != experts.end() ? c.experts : 1;
+      if (a.shape.size() != 2 || a.shape[0] <= 0 ||
+          static_cast<double>(a.shape[0]) != rank * static_cast<double>(count))
+        fail(a.where, " has shape ", shown(a.shape), ", but ", config_path_, " says that its rank is ", rank,
+             count > 1 ? ", of each of " + std::to_string(count) + " experts" : "");
+      size = {a.shape[0] / count,
+              adapter_scale(alphas.at(name_in_peft(c, layer), all_alpha), a.shape[0] / count, rank_stabilised)};
       require(std::isfinite(static_cast<float>(size.scale)), config_path_, ": \"lora_alpha\" is too large");
     }
   }

@@ -47,7 +47,7 @@ class Merge {
 
   // weight += scale b a
   void add_adapters(const StoredTensor<float>& stored) {
-    const std::string layer = stored.name.substr(0, stored.name.rfind('.'));
+    const std::string layer = stored.parts.front().parameter.module();
     const auto size = model_.config.adapters.find(layer);
     if (size == model_.config.adapters.end() || *stored.parts.front().parameter.group == 0) return;
     const Matrix<float> a = *adapters_.at(layer + ".lora_A.weight").front().matrix;
@@ -57,7 +57,11 @@ class Merge {
       std::vector<float> memory(b.data, b.data + b.size());
       const Matrix<float> scaled(memory.data(), b.rows, b.cols);
       scale(host_, scaled, size->second.scale);
-      matmul_backward_input(host_, *stored.parts[i].matrix, scaled, a, Update::add);
+      const Matrix<float> weight = *stored.parts[i].matrix;
+      const Index experts = most(stored.parts[i].parameter.experts, 1);
+      for (Index e = 0; e < experts; ++e)
+        matmul_backward_input(host_, weight.lane(e, weight.rows / experts), scaled.lane(e, b.rows / experts),
+                              a.lane(e, a.rows / experts), Update::add);
     }
   }
 

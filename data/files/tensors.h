@@ -23,12 +23,16 @@ std::vector<Table<T>> by_stored_tensor(const Table<T>& table) {
   return groups;
 }
 
+// An expert's b (model/grouped_linear.h): in files, the numbers of all experts for an output and a rank are together.
+inline bool in_turn_by_expert(const Parameter& p) { return p.experts > 0 && p.init == Init::adapter_b; }
+
 template <class T>
 std::vector<std::int64_t> stored_shape(const Table<T>& parts) {
   const Parameter& p = parts.front().parameter;
   Index length = 0;
   for (const Entry<T>& e : parts) length += e.parameter.length();
   if (p.vector()) return {length};
+  if (in_turn_by_expert(p)) return {length / p.experts, p.cols * p.experts};
   if (p.per_channel) return {length, 1, p.cols};
   if (p.experts > 0) return {p.experts, length / p.experts, p.cols};
   if (p.transposed) return {p.cols, length};
@@ -45,10 +49,29 @@ inline Index stored_line(const Parameter& p, const std::vector<std::int64_t>& sh
   return (line / p.turn * lines + before) / turns + line % p.turn;
 }
 
+// Where the numbers of a line are in a stored tensor.
+struct StoredNumbers {
+  Index first, step;
+};
+inline StoredNumbers stored_numbers(const Parameter& p, const std::vector<std::int64_t>& shape, Index before,
+                                    Index line) {
+  const Index outputs = p.rows / most(p.experts, 1);
+  if (in_turn_by_expert(p)) return {(before / p.experts + line % outputs) * shape[1] + line / outputs, p.experts};
+  const Index at = stored_line(p, shape, before, line);
+  return p.transposed ? StoredNumbers{at, shape[1]} : StoredNumbers{at * line_width(p), 1};
+}
+
 // Reads lines of a part.
 template <class T>
 void read_lines(const Tensor& tensor, const Parameter& p, Index before, Rows lines, T* out) {
   const Index width = line_width(p);
+  if (in_turn_by_expert(p)) {
+    for (Index line = lines.begin; line < lines.end; ++line) {
+      const auto [first, step] = stored_numbers(p, tensor.shape, before, line);
+      for (Index j = 0; j < width; ++j) read(tensor, first + j * step, 1, out++);
+    }
+    return;
+  }
   std::vector<T> column;
   for (Rows run = lines; run.begin < lines.end; out += run.size() * width, run.begin = run.end) {
     run.end = p.turn > 0 ? least(lines.end, round_up(run.begin + 1, p.turn)) : lines.end;
@@ -190,7 +213,8 @@ void write_numbers(std::ostream& out, const std::string& where, const std::vecto
 template <class Device, class T, class F>
 void stored_blocks(Device& dev, const Table<T>& parts, const Group& ranks, F&& f) {
   const auto shape = stored_shape(parts);
-  const bool in_order = !parts.front().parameter.transposed && parts.front().parameter.turn == 0;
+  const Parameter& first = parts.front().parameter;
+  const bool in_order = !first.transposed && first.turn == 0 && !in_turn_by_expert(first);
   std::vector<T> stored;
   if (!in_order && ranks.rank == 0)
     stored.resize(static_cast<std::size_t>(element_count(parts.front().parameter.name, shape)));
@@ -201,8 +225,8 @@ void stored_blocks(Device& dev, const Table<T>& parts, const Group& ranks, F&& f
     Index line = 0;
     auto scatter = [&](const std::vector<T>& numbers) {
       for (auto n = numbers.begin(); n != numbers.end(); ++line) {
-        const Index at = stored_line(p, shape, before, line);
-        for (Index j = 0; j < width; ++j) stored[p.transposed ? j * shape[1] + at : at * width + j] = *n++;
+        const auto [first, step] = stored_numbers(p, shape, before, line);
+        for (Index j = 0; j < width; ++j) stored[first + j * step] = *n++;
       }
     };
     e.with_matrix([&]<template <class> class M, class U>(M<U> m) {
