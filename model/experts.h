@@ -126,13 +126,12 @@ class ExpertMixture {
     const Matrix<T> packed_dy = gathered(dy, a.routes);
     grouped_linear_backward_input(dev, dactivated, packed_dy, w.down, a.routes, Update::assign);
     combine_rows_backward<Device, T>(dev, dweights, dactivated, a.activated, a.weights, a.routes);
-    grouped_linear_backward_weight(dev, Back{g.down, packed_dy, w.down}, a.activated, a.routes);
+    grouped_linear_backward_weight(dev, {Back{g.down, packed_dy, w.down}}, a.activated, a.routes);
     // From here on the memory of gate and up holds their gradients.
     const auto [dgate, dup] = activation_backward(dev, kind, a.gate, a.up, dactivated);
     const Matrix<T> packed = packed_dy;  // the same memory
     gather_rows<Device, T>(dev, packed, x, a.routes);
-    grouped_linear_backward_weight(dev, Back{g.gate, dgate, w.gate}, packed, a.routes);
-    grouped_linear_backward_weight(dev, Back{g.ups(), dup, w.ups()}, packed, a.routes);
+    grouped_linear_backward_weight(dev, {Back{g.gate, dgate, w.gate}, Back{g.up, dup, w.up}}, packed, a.routes);
     grouped_linear_backward_input(dev, packed, dgate, w.gate, a.routes, Update::assign);
     grouped_linear_backward_input(dev, packed, dup, w.ups(), a.routes, Update::add);
     combine_rows<Device, T>(dev, dx, packed, {}, a.routes, update == Update::add ? Input<T>(dx) : Input<T>());

@@ -16,15 +16,6 @@ Matrix<T> grouped_low_rank(Device& dev, Matrix<T> x, const Adapter<T>& adapter, 
   scale(dev, low, adapter.scale);
   return low;
 }
-// scale dy b_e
-template <class Device, class T>
-Matrix<T> grouped_low_rank_backward(Device& dev, Matrix<T> dy, const Adapter<T>& adapter, const Routes& routes) {
-  const auto dlow = allocate<T>(dev, dy.rows, adapter.b.cols, Kind::chunk);
-  grouped_matmul_backward_input<Device, T>(dev, dlow, dy, adapter.b, routes, Update::assign);
-  scale(dev, dlow, adapter.scale);
-  return dlow;
-}
-
 // y = x weight_eᵀ
 template <class Device, class T>
 void grouped_linear(Device& dev, Matrix<T> y, Matrix<T> x, const Linear<T>& w, const Routes& routes) {
@@ -44,22 +35,30 @@ void grouped_linear_backward_input(Device& dev, Matrix<T> dx, Matrix<T> dy, cons
   grouped_matmul_backward_input<Device, T>(dev, dx, dy, w.weight, routes, update);
   if (!w.adapter.b) return;
   auto scope = dev.scope();
-  const Matrix<T> dlow = grouped_low_rank_backward(dev, dy, w.adapter, routes);
+  const auto dlow = allocate<T>(dev, dy.rows, w.adapter.b.cols, Kind::chunk);
+  grouped_matmul_backward_input<Device, T>(dev, dlow, dy, w.adapter.b, routes, Update::assign);
+  scale(dev, dlow, w.adapter.scale);
   grouped_matmul_backward_input<Device, T>(dev, dx, dlow, w.adapter.a, routes, Update::add);
 }
 
-// Adds to the gradients of the weights.
+// For layers with the same input x, of which the adapters share the first one's a: adds to the gradients of the weights.
 template <class Device, class T, class A>
-void grouped_linear_backward_weight(Device& dev, const LinearBackward<T, A>& layer, Matrix<T> x, const Routes& routes) {
-  if (routes.experts() == 1) return linear_backward(dev, {}, x, {layer}, Update::add);
-  const auto& [dw, dy, w] = layer;
-  grouped_matmul_backward_weight<Device, T, A>(dev, dw.weight, dy, x, routes);
-  if (!dw.adapter.b) return;
+void grouped_linear_backward_weight(Device& dev, std::initializer_list<LinearBackward<T, A>> layers, Matrix<T> x,
+                                    const Routes& routes) {
+  if (routes.experts() == 1) return linear_backward(dev, {}, x, layers, Update::add);
+  for (const auto& [dw, dy, w] : layers) grouped_matmul_backward_weight<Device, T, A>(dev, dw.weight, dy, x, routes);
+  const auto& [dfirst, dy_of_first, first] = *layers.begin();
+  if (!dfirst.adapter.b) return;
   auto scope = dev.scope();
-  const Matrix<T> low = grouped_low_rank(dev, x, w.adapter, routes);
-  grouped_matmul_backward_weight<Device, T, A>(dev, dw.adapter.b, dy, low, routes);
-  const Matrix<T> dlow = grouped_low_rank_backward(dev, dy, w.adapter, routes);
-  grouped_matmul_backward_weight<Device, T, A>(dev, dw.adapter.a, dlow, x, routes);
+  const Matrix<T> low = grouped_low_rank(dev, x, first.adapter, routes);
+  const auto dlow = allocate<T>(dev, x.rows, low.cols, Kind::chunk);
+  Update update = Update::assign;
+  for (const auto& [dw, dy, w] : layers) {
+    grouped_matmul_backward_weight<Device, T, A>(dev, dw.adapter.b, dy, low, routes);
+    grouped_matmul_backward_input<Device, T>(dev, dlow, dy, w.adapter.b, routes, std::exchange(update, Update::add));
+  }
+  scale(dev, dlow, first.adapter.scale);
+  grouped_matmul_backward_weight<Device, T, A>(dev, dfirst.adapter.a, dlow, x, routes);
 }
 
 }  // namespace streambp

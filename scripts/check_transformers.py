@@ -237,8 +237,10 @@ def check(name, dtype, folder, binary, data, documents):
 
     # PEFT takes the names of a shared expert in qwen3_next for those of experts. nanochat's norms have no weights, and adapters
     # alone change little in three steps
+    has_experts = hasattr(model.config.get_text_config(), "num_experts_per_tok") and name != "granite_hybrid"
+    lora_on = ["attention", "experts", "router"] if name == "qwen3_next" else ["all", "experts", "router"] if has_experts else ["all"]
     rate, norms = (1e-1, ()) if name == "nanochat" else (1e-2, ("--train", ".*(norm|ln_).*"))
-    adapters = tune(folder / "adapters", rate, "--lora", 4, "--lora-on", "attention" if name == "qwen3_next" else "all", *norms)
+    adapters = tune(folder / "adapters", rate, "--lora", 4, "--lora-on", *lora_on, *norms)
     adapted = PeftModel.from_pretrained(auto.from_pretrained(base, dtype=torch.float32), adapters)
     loaded = adapted.load_adapter(adapters, adapter_name="again")
     assert not loaded.missing_keys and not loaded.unexpected_keys, f"{name}: {loaded}"
@@ -249,7 +251,7 @@ def check(name, dtype, folder, binary, data, documents):
     assert abs(loss_of(merged, "--model", folder / "merged") - with_adapters) < 1e-5 * with_adapters
 
     # bitsandbytes transposes GPT-2's weights, quantises vision too, and leaves experts as they are
-    if name not in MULTIMODAL and name != "gpt2" and not hasattr(model.config, "num_experts_per_tok"):
+    if name not in MULTIMODAL and name != "gpt2" and not has_experts:
         fused = name in ("phi3", "glm", "glm4", "granite_hybrid", "lfm2", "qwen3_5")  # layers that are one tensor have other scales here
         nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=not fused,
                                  bnb_4bit_compute_dtype=torch.float32)  # fmt: skip
