@@ -63,7 +63,7 @@ struct ModelOptions {
         "none");
     add("--head-dim", &head_dim, "Width of a head (default: hidden / heads)", size, "none");
     add("--mlp", &mlp, "Width of the MLP (default: 8/3 of hidden; gpt2: 4 times)", size, "none");
-    add("--experts", &experts, "Experts of a layer; without --family, the family is then qwen3_moe",
+    add("--experts", &experts, "Experts of a layer (default: 8); without --family, the family is then qwen3_moe",
         checks::between(1, kMostExperts), "none");
     add("--experts-per-token", &experts_per_token, "Experts that a token uses, together as wide as --mlp (default: 2)",
         checks::between(1, kMostExperts), "none");
@@ -79,7 +79,8 @@ struct ModelOptions {
   Config config(Index max_length) const {
     if (!model.empty()) return named();
     const bool with_experts = experts > 0 || experts_per_token > 0;
-    const std::string family = with_experts && !options_->given("--family") ? "qwen3_moe" : this->family;
+    const bool any_family = this->family == "llama" && !options_->given("--family");
+    const std::string family = with_experts && any_family ? "qwen3_moe" : this->family;
     const ModelFamily& f = family_named(family);
     const auto is_stored = [](const Field& field) {
       const auto* size = std::get_if<Member<Index>>(&field.meaning);
@@ -101,6 +102,11 @@ struct ModelOptions {
         f.defaults.experts == 0
             ? 1
             : (experts_per_token > 0 ? experts_per_token : f.defaults.experts_per_token) + (f.defaults.shared_mlp > 0);
+    require(mlp % used == 0, "--mlp ", mlp, " cannot be divided among the ", used, " experts of a token; try ",
+            round_up(mlp, used));
+    const Index most_experts = experts > 0 ? experts : f.defaults.experts;
+    require(experts_per_token <= most_experts, "--experts-per-token ", experts_per_token, ": there are ", most_experts,
+            " experts; give more with --experts");
     const Index width = mlp ? mlp : f.defaults.gated() ? used * round_up(hidden * 8 / 3 / used, 32) : 4 * hidden;
     const bool is_tied = tied == "yes" || (tied == "auto" && f.defaults.tied);
     Config c = make_config(family, {vocab, hidden, layers, heads, kv, head_dim ? head_dim : hidden / heads, width,

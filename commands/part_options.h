@@ -113,8 +113,9 @@ struct PartOptions {
     if (!train.empty()) {
       const NamePattern pattern("--train", train);
       std::string names;
+      const std::vector<Parameter> all = trained_parameters(c);  // without a router's bias, which is never trained
       c.trained.emplace();
-      for (const Parameter& p : parameters_of(c)) {
+      for (const Parameter& p : all) {
         if (pattern.matches(p.name)) c.trained->insert(p.name);
         if (names.size() < 200) names += " " + p.name;
       }

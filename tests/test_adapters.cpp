@@ -104,6 +104,25 @@ TEST_P(PeftCase, MergedModelsComputeTheSame) {
   EXPECT_EQ(config_to_json(read_config(merged)), config_to_json(a.base.config));
 }
 
+// The parameters of PEFT's experts are named, and no others.
+TEST_F(TemporaryDirectory, AdaptersOfExpertsNeedTheirParameters) {
+  fs::copy(adapter_folder("qwen3_moe"), dir, fs::copy_options::recursive);
+  const Json config = Json::parse(read_file(dir / "adapter_config.json"));
+  const auto refusal = [&](const Json& parameters) {
+    Json changed = config;
+    changed["target_parameters"] = parameters;
+    write_file_atomically(dir / "adapter_config.json", changed.dump());
+    Config c = Golden("qwen3_moe").config;
+    return error_of([&] { AdapterDirectory(dir).add_to(c); });
+  };
+  Json all = config.at("target_parameters");
+  EXPECT_EQ(refusal(all), "");
+  EXPECT_PRED2(contains, refusal({"mlp.gate.weight"}), "is of experts, but \"target_parameters\"");
+  EXPECT_PRED2(contains, refusal({"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}), "has an adapter of");
+  all.push_back("self_attn.q_proj.weight");
+  EXPECT_PRED2(contains, refusal(all), "\"self_attn.q_proj.weight\" is not supported");
+}
+
 // --- Files that are refused, with the reason ---
 
 class RefusedAdapters : public TemporaryDirectory {

@@ -384,6 +384,9 @@ TEST_F(ModelDirectories, ExpertsAreInOneTensorOrInOneForEach) {
   rewrite(experts + "1.down_proj.weight", "F32", {}, {});
   expect_refusal(c, "but there is no \"" + experts + "1.down_proj.weight\"");
   make("qwen3_moe", "F32");
+  rewrite(experts + "1.up_proj.weight", "F32", {width + 1, c.hidden}, std::vector<float>((width + 1) * c.hidden));
+  expect_refusal(c, "cannot be joined to");
+  make("qwen3_moe", "F32");
   rewrite(experts + "1.up_proj.weight", "F32", {}, {});
   expect_refusal(c, "but there is no \"" + experts + "1.up_proj.weight\"");
 }

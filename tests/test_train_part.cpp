@@ -225,6 +225,23 @@ TEST_F(TrainPart, BlocksTakeTurns) {
   expect_refused(train("--block-steps 2"), "--block-steps needs --blocks LAYERS");
 }
 
+TEST_F(TrainPart, NewModelsHaveExpertsAndResume) {
+  const std::string sizes = "--layers 1 --hidden 32 --heads 2 --length 256 --sample 0 --steps 2 ";
+  expect_ok("train --family mixtral --experts 3 " + sizes + "--out whole");
+  expect_ok("train --family mixtral --experts 3 --stop-after 1 " + sizes + "--out stopped");
+  expect_ok("train --resume --out stopped");
+  expect_equal("whole/step-000002/model.safetensors", "stopped/step-000002/model.safetensors");
+  EXPECT_PRED2(contains, read_file("whole/last/config.json"), "\"num_local_experts\": 3");
+  const std::string tune = "--model whole/last --data data.jsonl --steps 1 --eval-fraction 0 ";
+  expect_ok("train " + tune + "--base nf4 --lora 2 --lora-on all experts router --out tuned");
+  expect_ok("merge --adapter tuned --out merged");
+  expect_refused("train " + tune + "--train '.*gate_up_proj' --lora 2 --out refused", "cannot hold it");
+  expect_refused("train " + tune + "--lora 2 --lora-on mlp --out refused", "experts and router stand for the rest");
+  expect_refused("train --family llama --experts 4 --out refused", "llama has no experts");
+  expect_refused("train --experts 4 --experts-per-token 5 --out refused", "there are 4 experts");
+  expect_refused("train --experts 4 --mlp 65 --out refused", "--mlp 65 cannot be divided among the 2 experts");
+}
+
 TEST_F(TrainPart, RefusesWhatCannotWork) {
   expect_refused(train("--lora-alpha 4"), "--lora-alpha needs --lora RANK");
   expect_refused(train("--lora 2 --lora-on q_proj nothing"), "--lora-on nothing: the model has no linear layer");

@@ -26,7 +26,7 @@ inline double adapter_scale(double alpha, Index rank, bool rank_stabilised) {
 inline bool is_parameter(std::string_view group) { return group == "experts" || group == "router"; }
 
 // The names of the linear layers that can have an adapter, in the table's order: of "attention", "mlp", "experts" or "router";
-// "all" are the first two, as "all-linear" in PEFT; empty: really all.
+// "all" are the first two; empty: really all.
 inline std::vector<std::string> linear_layers(const Config& c, std::string_view group = "all") {
   std::vector<std::string> names;
   for (const Parameter& p : parameters_of(c)) {
@@ -76,9 +76,11 @@ inline std::vector<std::string> written_out(const Config& c, const std::vector<s
 // "target_parameters": what groups stand for that are no modules in transformers.
 inline std::vector<std::string> target_parameters(const Config& c, const std::vector<std::string>& on) {
   std::vector<std::string> names;
-  for (const std::string& group : on)
-    for (const std::string& name : is_parameter(group) ? in_layers(c, linear_layers(c, group)) : names)
-      if (is_parameter(group)) names.push_back(group == "router" ? name + ".weight" : name);
+  for (const char* group : {"experts", "router"}) {
+    if (std::ranges::find(on, group) == on.end()) continue;
+    for (const std::string& name : in_layers(c, linear_layers(c, group)))
+      names.push_back(name + (group == std::string_view("router") ? ".weight" : ""));
+  }
   return names;
 }
 
@@ -102,7 +104,7 @@ inline std::map<std::string, AdapterSize> new_adapters(const Config& c, const Lo
     std::set<std::string> known;
     for (const std::string& layer : layers) known.insert(last_part(layer));
     require(found, "--lora-on ", name, ": the model has no linear layer of this name in its layers; it has ",
-            join(known));
+            join(known), c.experts > 0 ? "; experts and router stand for the rest" : "");
   }
   return adapters;
 }
@@ -226,6 +228,8 @@ class AdapterDirectory {
       if (of_experts.contains(stored)) continue;
       const std::string name = without_prefix(c, stored, tensor), layer = name.substr(0, name.rfind(".lora_"));
       if (name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight")) {
+        require(!wraps_experts(layer), tensor.where, ": is of experts, but \"target_parameters\" in ", config_path_,
+                " does not name parameters of the model's experts", c.experts > 0 ? "" : ", which has none");
         require(layers.contains(layer), tensor.where, ": an adapter of ", quote(layer),
                 " is not supported; only of linear layers inside the layers of the model");
         c.adapters[layer] = {};
@@ -307,6 +311,10 @@ class AdapterDirectory {
     return adapter_prefix(c, "").substr(kAdapterPrefix.size()) + name;
   }
 
+  // Whether this is what PEFT calls its wrappers of experts.
+  static bool wraps_experts(const std::string& layer) {
+    return layer.ends_with(".experts") || layer.ends_with(".experts.base_layer");
+  }
   // Whether "target_parameters" has this one.
   bool targets_parameter(const Config& c, const std::string& name) const {
     const ModuleNames targets(fields(), "target_parameters", json_.value("target_parameters", Json()));
@@ -323,6 +331,17 @@ class AdapterDirectory {
     const auto is_in = [](const auto& list, const std::string& name) {
       return std::ranges::find(list, name) != list.end();
     };
+    const std::vector<std::string> experts = linear_layers(c, "experts");
+    for (const std::string& name :
+         strings_of(fields(), "target_parameters", json_.value("target_parameters", Json()))) {
+      const auto is_named = [&](const std::string& parameter) {
+        return ends_with_name(name_in_peft(c, parameter), name);
+      };
+      require(std::ranges::any_of(experts, is_named) ||
+                  std::ranges::any_of(routers, [&](const std::string& layer) { return is_named(layer + ".weight"); }),
+              config_path_, ": \"target_parameters\": ", quote(name),
+              " is not supported; only parameters of the model's experts and routers are");
+    }
     for (const std::string& layer : linear_layers(c, "")) {
       const bool wanted = is_in(modules, layer)
                               ? targets.contain(name_in_peft(c, layer))

@@ -153,8 +153,10 @@ V read_value(const Fields& f, const Field& field, const Config& c) {
     value = otherwise ? *otherwise : f.get<V>(field.name);
   }
   if constexpr (std::is_same_v<V, Index>) {
-    require(value >= 0, f.file, ": ", quote(field.name), " is ", value, ", but must not be negative");
-    require(value <= kLargestSize, f.file, ": ", quote(field.name), " is ", value, ", more than the ", kLargestSize,
+    const auto* formula = std::get_if<Formula>(&field.value);
+    const std::string name = *field.name || !formula ? field.name : formula->text;
+    require(value >= 0, f.file, ": ", quote(name), " is ", value, ", but must not be negative");
+    require(value <= kLargestSize, f.file, ": ", quote(name), " is ", value, ", more than the ", kLargestSize,
             " that are supported");
   }
   return value;
@@ -263,6 +265,10 @@ inline Config config_from_json(const Json& json, const std::string& file, const 
   for (const Field& field : found->fields) read_field(f, field, c);
   require(c.score_scale > 0 || !varies(*found, "attention_multiplier"), file,
           ": \"attention_multiplier\" must be positive");
+  require(found->defaults.experts == 0 || (c.experts > 0 && c.experts_per_token > 0 && c.expert_mlp > 0), file,
+          ": the numbers of experts and of those of a token, and their width, must be positive");
+  require(c.router_scale > 0 && c.router_scale <= 1000, file,
+          ": \"routed_scaling_factor\" must be positive, and at most 1000");
   if (found->local != LocalLayers::none) read_windows(f, *found, c);
   if (found->attention_every > 0) read_mixers(f, *found, c);
   if (found->other_mixer == MixerKind::convolution && found->defaults.experts == 0) adjust_mlp(f, c);

@@ -120,7 +120,10 @@ inline Tensor join(const std::vector<const Tensor*>& parts, Index experts = 0) {
   Index length = 0;
   for (const Tensor* part : parts) {
     std::vector<Index> shape = part->shape;
-    if (!shape.empty() && !all.shape.empty()) length += std::exchange(shape[0], all.shape[0]);
+    if (!shape.empty() && !all.shape.empty()) {
+      length += shape[0];
+      if (experts == 0) shape[0] = all.shape[0];  // experts are all alike
+    }
     require(part->dtype == all.dtype && shape == all.shape && !shape.empty(), part->where, ": is ", part->dtype,
             " of shape ", shown(part->shape), ", which cannot be joined to ", all.where, ", which is ", all.dtype,
             " of shape ", shown(all.shape), "; download the file again");
