@@ -350,9 +350,7 @@ class AdapterDirectory {
       require(stored || !wanted, file_.path().string(), ": has no adapter of ", layer, ", which ", config_path_,
               " names; the file is incomplete");
       require(wanted || !stored, file_.path().string(), ": has an adapter of ", layer, ", which ", config_path_,
-              " does not name; PEFT would ignore it. Correct \"target_modules\" or \"target_parameters\" and the "
-              "fields that "
-              "restrict them");
+              " does not name; PEFT would ignore it. Correct \"target_modules\" or \"target_parameters\"");
     }
     Tensors<float> none(c);
     const std::string embedding = embedding_table(c, none).front().parameter.name;

@@ -10,7 +10,7 @@ namespace streambp {
 inline double active_width(const Config& c) { return static_cast<double>(c.experts_per_token * c.expert_mlp); }
 inline double number_of_experts(const Config& c) { return static_cast<double>(c.experts); }
 
-// mlp: where a dense layer has one, its width; else that of the experts of a token.
+// Without dense layers, the width of the MLP is that of all experts of a token.
 inline void experts(Config& c, Index all, Index chosen, Index width, Index shared = 0) {
   c.experts = all, c.experts_per_token = chosen, c.expert_mlp = width, c.shared_mlp = shared;
   if (c.dense_layers == 0) c.mlp = chosen * width;
@@ -44,16 +44,10 @@ inline std::vector<Field> with_experts(const std::vector<Field>& fields, const s
   return with_changes(fields, changes);
 }
 
-// An expert's tensors in files, one for each; transformers has those of all experts in one.
-inline std::vector<StoredAs> apart(const char* gate, const char* up, const char* down) {
-  return {{{gate, up}, "mlp.experts.gate_up_proj"}, {{down}, "mlp.experts.down_proj"}};
-}
-inline std::vector<StoredAs> with_router(const char* stored, std::vector<StoredAs> others) {
-  others.push_back({{stored}, "mlp.gate.weight"});
-  return others;
-}
+// Files have a tensor for each expert; transformers has one for all.
 inline std::vector<StoredAs> apart() {
-  return apart("mlp.experts.%.gate_proj.weight", "mlp.experts.%.up_proj.weight", "mlp.experts.%.down_proj.weight");
+  return {{{"mlp.experts.%.gate_proj.weight", "mlp.experts.%.up_proj.weight"}, "mlp.experts.gate_up_proj"},
+          {{"mlp.experts.%.down_proj.weight"}, "mlp.experts.down_proj"}};
 }
 
 inline ModelFamily qwen3_moe() {
@@ -112,7 +106,9 @@ inline ModelFamily mixtral() {
       .fields = with_experts(llama_fields(), expert_fields("num_local_experts", 8, 2, {"intermediate_size", &Config::expert_mlp, 14336}), {
           {"rms_norm_eps", &Config::norm_eps, 1e-5}, {"router_jitter_noise", Only{}, 0.0}, {"sliding_window", Only{}, 0},
           {"", &Config::mlp, Formula{"num_experts_per_tok * intermediate_size", active_width}}}),
-      .modules = {.others = with_router("block_sparse_moe.gate.weight", apart("block_sparse_moe.experts.%.w1.weight", "block_sparse_moe.experts.%.w3.weight", "block_sparse_moe.experts.%.w2.weight"))},
+      .modules = {.others = {{{"block_sparse_moe.gate.weight"}, "mlp.gate.weight"},
+                             {{"block_sparse_moe.experts.%.w1.weight", "block_sparse_moe.experts.%.w3.weight"}, "mlp.experts.gate_up_proj"},
+                             {{"block_sparse_moe.experts.%.w2.weight"}, "mlp.experts.down_proj"}}},
       //                              vocab hidden layers heads kv dim mlp length tied
       .published = {{"mixtral-8x7b",  {32000, 4096, 32, 32, 8, 128, 0, 32768, false}, 0, {}, experts_8_of_14336},
                     {"mixtral-8x22b", {32000, 6144, 56, 48, 8, 128, 0, 65536, false}, 0, {}, experts_8_of_16384}}};
