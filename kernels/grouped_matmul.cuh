@@ -12,6 +12,10 @@
 #include "kernels/matmul.cuh"
 #include "kernels/routes.cuh"
 
+#ifdef STREAMBP_CUDA
+#include "kernels/grouped_tiles.cuh"
+#endif
+
 namespace streambp {
 
 template <class Device, class T>
@@ -107,7 +111,7 @@ void compute_grouped_matmul_backward_weight(Cpu& dev, Matrix<Accumulator<T>> dw,
   }
 }
 
-// --- CUDA: one thread for each element ---
+// --- CUDA: tiles on tensor cores; in float32, one thread for each element ---
 
 #ifdef STREAMBP_CUDA
 
@@ -123,35 +127,57 @@ __device__ inline Index group_of(const Routes& routes, Index row) {
   return low;
 }
 
+// Whether all rows start at multiples of 16 bytes and end there.
+template <class... M>
+bool in_pieces(const M&... matrices) {
+  return ((matrices.cols % 8 == 0 && matrices.stride % 8 == 0 &&
+           reinterpret_cast<std::uintptr_t>(matrices.data) % 16 == 0) &&
+          ...);
+}
+
+// y = x w_eᵀ, or x w_e
+template <bool TRANSPOSED, class T>
+void grouped_product_of_rows(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, const Routes& routes, Update update) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const Index blocks = grouped_row_tiles(routes) * ceil_div(y.cols, Index{kGroupedTile});
+    return launch(dev, grouped_kernel<TRANSPOSED>, grid_of(blocks), kTileThreads, grouped_bytes(false, TRANSPOSED), y,
+                  x, w, routes, update, in_pieces(x, w));
+  }
+  const Index width = w.rows / routes.experts();
+  for_each_column(dev, y.rows, y.cols, [=] __device__(Index i, Index j) {
+    const Index first = group_of(routes, i) * width, step = TRANSPOSED ? w.stride : 1;
+    const T *x_row = x.row(i), *weight = TRANSPOSED ? w.row(first) + j : w.row(first + j);
+    float sum = update == Update::add ? static_cast<float>(y(i, j)) : 0;
+    for (Index k = 0; k < x.cols; ++k)
+      sum = multiply_add(static_cast<float>(x_row[k]), static_cast<float>(weight[k * step]), sum);
+    y(i, j) = sum;
+  });
+}
+
 }  // namespace cuda
 
 template <class T>
 void compute_grouped_matmul(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, const Routes& routes, Update update) {
-  cuda::for_each_column(dev, y.rows, y.cols, [=] __device__(Index i, Index j) {
-    const T *x_row = x.row(i), *w_row = w.row(cuda::group_of(routes, i) * y.cols + j);
-    float sum = update == Update::add ? static_cast<float>(y(i, j)) : 0;
-    for (Index k = 0; k < x.cols; ++k)
-      sum = multiply_add(static_cast<float>(x_row[k]), static_cast<float>(w_row[k]), sum);
-    y(i, j) = sum;
-  });
+  cuda::grouped_product_of_rows<false>(dev, y, x, w, routes, update);
 }
 
 template <class T>
 void compute_grouped_matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, const Routes& routes,
                                            Update update) {
-  cuda::for_each_column(dev, dx.rows, dx.cols, [=] __device__(Index i, Index j) {
-    const T *dy_row = dy.row(i), *w_column = w.row(cuda::group_of(routes, i) * dy.cols) + j;
-    float sum = update == Update::add ? static_cast<float>(dx(i, j)) : 0;
-    for (Index k = 0; k < dy.cols; ++k)
-      sum = multiply_add(static_cast<float>(dy_row[k]), static_cast<float>(w_column[k * w.stride]), sum);
-    dx(i, j) = sum;
-  });
+  cuda::grouped_product_of_rows<true>(dev, dx, dy, w, routes, update);
 }
 
 template <class T>
 void compute_grouped_matmul_backward_weight(Cuda& dev, Matrix<float> dw, Matrix<T> dy, Input<T> x,
                                             const Routes& routes) {
-  const Index rows = routes.experts() * dy.cols, lanes = dw.rows / rows, tile = dev.tile;
+  const Index tile = dev.tile;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    using namespace cuda;
+    const Index tiles = ceil_div(dy.cols, Index{kGroupedTile}) * ceil_div(x.cols, Index{kGroupedTile});
+    return launch(dev, grouped_weight_kernel, grid_of(routes.experts() * tiles), kTileThreads,
+                  grouped_bytes(true, true), dw, dy, x, routes, tile, in_pieces(dy, x));
+  }
+  const Index rows = routes.experts() * dy.cols, lanes = dw.rows / rows;
   cuda::for_each_column(dev, rows, x.cols, [=] __device__(Index i, Index j) {
     const Index e = i / dy.cols;
     float sum = 0;

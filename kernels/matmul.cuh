@@ -10,7 +10,7 @@
 //
 // GPU: cuBLASLt. Its algorithm is chosen once per shape of weight, for one tile of rows, and used for any number of
 // rows. It may not split a sum across blocks, so the result of a row does not depend on other rows. dw adds tiles (of
-// the device's size) from last to first, in float32.
+// the device's size) from last to first, in float32. Results of one column have kernels of ours (one_column.cuh).
 #pragma once
 
 #include <omp.h>
@@ -21,6 +21,7 @@
 #include "kernels/elementwise.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/cublas.cuh"
+#include "kernels/one_column.cuh"
 #endif
 
 namespace streambp {
@@ -176,6 +177,7 @@ void compute_matmul_backward_weight(Cpu&, Matrix<Accumulator<T>> dw, Matrix<T> d
 
 template <class Y, class T>
 void compute_matmul(Cuda& dev, Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bias, Input<Y> residual) {
+  if (w.rows == 1) return cuda::one_column<Y, T>(dev, y, x, w.data, 1, bias.data, residual);
   const Update update = residual ? Update::add : Update::assign;
   for (const Rows part : cuda::parts_of(w.rows)) {
     const auto of_part = [&](auto m) { return m ? m.columns(part) : m; };
@@ -188,6 +190,8 @@ void compute_matmul(Cuda& dev, Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bia
 
 template <class T>
 void compute_matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
+  if (w.cols == 1)
+    return cuda::one_column<T, T>(dev, dx, dy, w.data, w.stride, nullptr, update == Update::add ? dx : Matrix<T>());
   for (const Rows part : cuda::parts_of(w.rows)) {
     cuda::input_product<T>(dx, dy.columns(part), w.slice(part), dx, update).compute(dev);
     update = Update::add;
@@ -198,6 +202,10 @@ template <class T>
 void compute_matmul_backward_weight(Cuda& dev, Matrix<float> dw, Matrix<T> dy, Input<T> x) {
   for (Index t = ceil_div(x.rows, dev.tile) - 1; t >= 0; --t) {  // last to first
     const Rows tile = piece(t, dev.tile, x.rows);
+    if (dw.rows == 1) {
+      cuda::one_row<T>(dev, dw, dy.slice(tile), x.slice(tile));
+      continue;
+    }
     for (const Rows part : cuda::parts_of(dw.rows)) {
       const Matrix<T> dy_part = dy.slice(tile).columns(part);
       cuda::weight_product<T>(dw.slice(part), dy_part, x.slice(tile), Update::add).compute(dev);

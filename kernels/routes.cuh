@@ -12,6 +12,9 @@
 #pragma once
 
 #include "kernels/elementwise.cuh"
+#ifdef STREAMBP_CUDA
+#include "kernels/base/packs.cuh"
+#endif
 
 namespace streambp {
 
@@ -130,28 +133,46 @@ void compute_combine_rows_backward(Cpu&, Matrix<Accumulator<T>> dweights, Matrix
 
 namespace cuda {
 
-constexpr int kSortThreads = 256;
+constexpr int kSortThreads = 512;
 
-// One thread block. A thread counts the rows of some experts, and gives them their places.
+// Of the threads of a block: how many before this one say yes, and how many in all.
+struct Votes {
+  int before, all;
+};
+__device__ inline Votes count_votes(bool yes) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  int* of_warps = shared_memory<int>();
+  const unsigned votes = __ballot_sync(0xffffffffu, yes);
+  __syncthreads();  // all threads have read the last counts
+  if (lane == 0) of_warps[warp] = __popc(votes);
+  __syncthreads();
+  Votes result = {__popc(votes & ((1u << lane) - 1)), 0};
+  for (int w = 0; w < kSortThreads / kWarp; ++w) {
+    if (w < warp) result.before += of_warps[w];
+    result.all += of_warps[w];
+  }
+  return result;
+}
+
+// A thread block for each expert. Its places begin after those of the experts below it.
 static __global__ void __launch_bounds__(kSortThreads) sort_by_expert_kernel(Routes r) {
-  for (Index e = threadIdx.x; e < r.experts(); e += kSortThreads) {
-    std::int32_t count = 0;
-    for (Index i = 0; i < r.size(); ++i) count += r.chosen.data[i] == e;
-    r.begin(0, e + 1) = count;
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    r.begin(0, 0) = 0;
-    for (Index e = 0; e < r.experts(); ++e) r.begin(0, e + 1) += r.begin(0, e);
-  }
-  __syncthreads();
-  for (Index e = threadIdx.x; e < r.experts(); e += kSortThreads) {
-    std::int32_t place = r.begin(0, e);
-    for (Index i = 0; i < r.size(); ++i) {
-      if (r.chosen.data[i] != e) continue;
-      r.place.data[i] = place, r.source(0, place++) = static_cast<std::int32_t>(i / r.chosen.cols);
+  const auto expert = static_cast<std::int32_t>(blockIdx.x);
+  const auto chosen = [&](Index i) { return i < r.size() ? r.chosen.data[i] : static_cast<std::int32_t>(r.experts()); };
+  int place = 0;
+  for (Index begin = 0; begin < r.size(); begin += kSortThreads)
+    place += count_votes(chosen(begin + threadIdx.x) < expert).all;
+  if (threadIdx.x == 0) r.begin(0, expert) = place;
+  for (Index begin = 0; begin < r.size(); begin += kSortThreads) {
+    const Index i = begin + threadIdx.x;
+    const bool ours = chosen(i) == expert;
+    const Votes votes = count_votes(ours);
+    if (ours) {
+      r.place.data[i] = place + votes.before;
+      r.source(0, place + votes.before) = static_cast<std::int32_t>(i / r.chosen.cols);
     }
+    place += votes.all;
   }
+  if (threadIdx.x == 0 && expert + 1 == r.experts()) r.begin(0, r.experts()) = place;
 }
 
 // A warp for each row and expert.
@@ -175,24 +196,31 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace cuda
 
 inline void compute_sort_by_expert(Cuda& dev, const Routes& routes) {
-  cuda::launch(dev, cuda::sort_by_expert_kernel, 1, cuda::kSortThreads, 0, routes);
+  cuda::launch(dev, cuda::sort_by_expert_kernel, cuda::grid_of(routes.experts()), cuda::kSortThreads,
+               sizeof(int) * cuda::kSortThreads / cuda::kWarp, routes);
 }
 
 template <class T>
 void compute_gather_rows(Cuda& dev, Matrix<T> packed, Input<T> x, const Routes& routes) {
-  cuda::for_each_column(dev, packed.rows, packed.cols,
-                        [=] __device__(Index p, Index c) { packed(p, c) = x(routes.source(0, p), c); });
+  auto f = [=] __device__(auto n, Index p, Index c) {
+    cuda::store(packed.row(p) + c, cuda::load<n()>(x.row(routes.source(0, p)) + c));
+  };
+  cuda::for_each_pack(dev, packed.rows, packed.cols, f, packed, x);
 }
 
 template <class T>
 void compute_combine_rows(Cuda& dev, Matrix<T> y, Input<T> packed, Input<float> weights, const Routes& routes,
                           Input<T> residual) {
-  cuda::for_each_column(dev, y.rows, y.cols, [=] __device__(Index i, Index c) {
-    float sum = residual.data ? static_cast<float>(residual(i, c)) : 0;
-    for (Index j = 0; j < routes.chosen.cols; ++j)
-      sum = multiply_add(weights.data ? weights(i, j) : 1, static_cast<float>(packed(routes.place(i, j), c)), sum);
-    y(i, c) = sum;
-  });
+  auto f = [=] __device__(auto n, Index i, Index c) {
+    auto sum = residual.data ? cuda::load<n()>(residual.row(i) + c) : cuda::Floats<n()>();
+    for (Index j = 0; j < routes.chosen.cols; ++j) {
+      const float weight = weights.data ? weights(i, j) : 1;
+      const auto term = cuda::load<n()>(packed.row(routes.place(i, j)) + c);
+      for (int k = 0; k < n(); ++k) sum.x[k] = multiply_add(weight, term.x[k], sum.x[k]);
+    }
+    cuda::store(y.row(i) + c, sum);
+  };
+  cuda::for_each_pack(dev, y.rows, y.cols, f, y, packed, residual);
 }
 
 template <class T>

@@ -1,4 +1,6 @@
 // Each operation of both devices, in float32 and bfloat16, against the CPU in float64, for awkward shapes.
+#include "kernels/grouped_matmul.cuh"
+#include "kernels/router.cuh"
 #include "model/quantised.h"
 #include "tests/both_devices.h"
 #include "training/optimizer.h"
@@ -12,8 +14,8 @@ TYPED_TEST_SUITE(DeviceOperations, DeviceTypes, DeviceTypeNames);
 
 // Of odd widths too, where cuBLASLt's algorithm may depend on the number of rows: results are near, their bits may differ.
 TYPED_TEST(DeviceOperations, MatrixProducts) {
-  constexpr std::array<Index, 3> shapes[] = {{1, 8, 16},    {3, 5, 2},     {256, 40, 24},
-                                             {300, 77, 31}, {513, 64, 96}, {700, 33, 130}};
+  constexpr std::array<Index, 3> shapes[] = {{1, 8, 16},     {3, 5, 2},    {256, 40, 24}, {300, 77, 31}, {513, 64, 96},
+                                             {700, 33, 130}, {300, 40, 1}, {300, 1, 40},  {1, 1, 1}};
   for (const auto& [n, in, out] : shapes) {
     auto scope = this->gpu->scope();
     const auto x = this->random(n, in), w = this->random(out, in), bias = this->random(1, out),
@@ -34,6 +36,49 @@ TYPED_TEST(DeviceOperations, MatrixProducts) {
     this->expect_near("dw", dw, 1e-5);  // sums are in float32 for any type
     this->expect_near("db", db, 1e-5);
   }
+}
+
+// Groups of all sizes; one expert that everybody chooses, and one that nobody does.
+TYPED_TEST(DeviceOperations, Experts) {
+  using T = typename TestFixture::T;
+  in_every_order([&] {
+    constexpr std::array<Index, 4> shapes[] = {{700, 7, 40, 24}, {300, 5, 136, 264}, {90, 3, 5, 9}, {2, 4, 8, 8}};
+    for (const auto& [n, experts, in, out] : shapes) {
+      auto scope = this->gpu->scope();
+      const Index chosen = 2, packed = n * chosen;
+      const auto x = this->random(n, in), w = this->random(experts * out, in), y = this->random(packed, out),
+                 dy = this->random(packed, out), dx = this->random(packed, in), combined = this->random(n, in);
+      const auto logits = this->wide(n, experts), dw = this->wide(2 * experts * out, in),
+                 weights = this->wide(n, chosen), dweights = this->wide(n, chosen);
+      this->both(
+          [&](auto& dev, auto logits, auto x, auto w, auto y, auto dy, auto dx, auto combined, auto dw, auto weights,
+              auto dweights) {
+            using Device = std::remove_reference_t<decltype(dev)>;
+            using Number = std::remove_pointer_t<decltype(x.data)>;
+            auto scope = dev.scope();
+            const Routes routes = allocate_routes(dev, n, chosen, experts);
+            const auto favoured = allocate<std::remove_pointer_t<decltype(logits.data)>>(dev, n, experts, Kind::chunk);
+            std::vector<std::remove_pointer_t<decltype(logits.data)>> numbers = to_host(dev, logits);
+            for (Index i = 0; i < n; ++i) numbers[i * experts + 1] += 10, numbers[i * experts + 2] -= 10;
+            dev.upload(favoured, numbers.data());
+            route(dev, routes.chosen, weights, {favoured, {}, {RouterKind::softmax, true, 0, 1}});
+            sort_by_expert(dev, routes);
+            const auto rows = allocate<Number>(dev, packed, in, Kind::chunk);
+            gather_rows<Device, Number>(dev, rows, x, routes);
+            grouped_matmul<Device, Number>(dev, y, rows, w, routes, Update::assign);
+            grouped_matmul<Device, Number>(dev, y, rows, w, routes, Update::add);
+            grouped_matmul_backward_input<Device, Number>(dev, dx, dy, w, routes, Update::assign);
+            grouped_matmul_backward_input<Device, Number>(dev, dx, dy, w, routes, Update::add);
+            grouped_matmul_backward_weight(dev, dw, dy, Input<Number>(rows), routes);
+            combine_rows<Device, Number>(dev, combined, dx, weights, routes, x);
+            combine_rows_backward<Device, Number>(dev, dweights, dx, rows, weights, routes);
+          },
+          logits, x, w, y, dy, dx, combined, dw, weights, dweights);
+      this->expect_near("y", y), this->expect_near("dx", dx), this->expect_near("combined", combined);
+      this->expect_near("dw", dw, 1e-5), this->expect_near("weights", weights, 1e-5);
+      this->expect_near("dweights", dweights, kRounding<T>);
+    }
+  });
 }
 
 TYPED_TEST(DeviceOperations, Norms) {

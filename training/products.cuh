@@ -13,7 +13,7 @@
 
 namespace streambp::cuda {
 
-// A linear layer, and how the model uses it.
+// A linear layer, and how the model uses it. A product of one column is not the library's.
 struct LinearShape {
   Index inputs, outputs;
   bool bias = false, residual = false;
@@ -133,9 +133,10 @@ class ProductCheck {
     };
     if (shape.logits) {
       forward(logits, nullptr, Update::assign);
-    } else {
+    } else if (shape.outputs > 1) {
       forward(output, shape.bias ? bias.data : nullptr, shape.residual ? Update::add : Update::assign);
     }
+    if (shape.inputs == 1) return;
     backward(Update::assign);
     if (shape.adds) backward(Update::add);
   }

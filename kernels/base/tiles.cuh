@@ -155,21 +155,29 @@ struct LeftOperand {
   }
 };
 
-// result += a bᵀ, for the rows of a that start at `row`. The rows of b become the columns of the result.
-template <int M, int N, int A_ROWS, int B_ROWS, int COLS>
-__device__ void multiply_transposed(Numbers<M, N>& result, SharedTile<A_ROWS, COLS> a, int row,
-                                    SharedTile<B_ROWS, COLS> b) {
-  static_assert(B_ROWS == 8 * N && N % 2 == 0);
-  const int lane = threadIdx.x % kWarp;
+// result += a bᵀ, for the rows of a that start at `row` and those of b that start at `col`, which become the columns of the
+// result. Either operand may be stored transposed.
+template <bool A_TRANSPOSED, bool B_TRANSPOSED, int M, int N, int A_ROWS, int A_COLS, int B_ROWS, int B_COLS>
+__device__ void multiply_shared(Numbers<M, N>& result, SharedTile<A_ROWS, A_COLS> a, int row,
+                                SharedTile<B_ROWS, B_COLS> b, int col) {
+  constexpr int inner = A_TRANSPOSED ? A_ROWS : A_COLS;
+  static_assert(inner == (B_TRANSPOSED ? B_ROWS : B_COLS) && N % 2 == 0);
+  const int lane = threadIdx.x % kWarp, half = lane / 16 * 8, quarter = lane / 8 % 2 * 8, eighth = lane % 8;
 #pragma unroll
-  for (int k = 0; k < COLS; k += 16) {
+  for (int k = 0; k < inner; k += 16) {
     std::uint32_t left[M][4];
 #pragma unroll
-    for (int m = 0; m < M; ++m) ptx::ldmatrix_x4(left[m], a.at(row + m * 16 + lane % 16, k + lane / 16 * 8));
+    for (int m = 0; m < M; ++m) {
+      const int i = row + m * 16 + quarter;
+      A_TRANSPOSED ? ptx::ldmatrix_x4_trans(left[m], a.at(k + half + eighth, i))
+                   : ptx::ldmatrix_x4(left[m], a.at(i + eighth, k + half));
+    }
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
       std::uint32_t r[4];
-      ptx::ldmatrix_x4(r, b.at(n * 8 + lane % 8 + lane / 16 * 8, k + lane / 8 % 2 * 8));
+      const int j = col + n * 8 + half;
+      B_TRANSPOSED ? ptx::ldmatrix_x4_trans(r, b.at(k + quarter + eighth, j))
+                   : ptx::ldmatrix_x4(r, b.at(j + eighth, k + quarter));
 #pragma unroll
       for (int m = 0; m < M; ++m) {
         ptx::mma_m16n8k16(result.x[m][n], left[m], {r[0], r[1]});
@@ -177,6 +185,12 @@ __device__ void multiply_transposed(Numbers<M, N>& result, SharedTile<A_ROWS, CO
       }
     }
   }
+}
+template <int M, int N, int A_ROWS, int B_ROWS, int COLS>
+__device__ void multiply_transposed(Numbers<M, N>& result, SharedTile<A_ROWS, COLS> a, int row,
+                                    SharedTile<B_ROWS, COLS> b) {
+  static_assert(B_ROWS == 8 * N);
+  multiply_shared<false, false>(result, a, row, b, 0);
 }
 
 // result += a b, for the columns of b that start at `col`.

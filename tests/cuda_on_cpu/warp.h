@@ -99,6 +99,8 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return cuda_on_cpu::voted(cuda_on_cpu::kBallot, mask, predicate);
 }
 
+inline int __popc(unsigned bits) { return std::popcount(bits); }
+
 // ---- The meaning of the kernels' inline assembly ----------------------------------------------------------------
 
 namespace cuda_on_cpu {
