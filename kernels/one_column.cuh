@@ -18,9 +18,9 @@ __global__ void __launch_bounds__(kThreads)
   for (Index k = threadIdx.x % kWarp; k < x.cols; k += kWarp)
     sum = multiply_add(static_cast<float>(x(i, k)), static_cast<float>(w[k * step]), sum);
   sum = warp_sum(sum);
+  if (threadIdx.x % kWarp > 0) return;
   if (bias) sum += static_cast<float>(*bias);
-  if (residual.data) sum += static_cast<float>(residual(i, 0));
-  if (threadIdx.x % kWarp == 0) y(i, 0) = sum;
+  y(i, 0) = residual.data ? static_cast<float>(residual(i, 0)) + sum : sum;
 }
 template <class Y, class T>
 void one_column(Cuda& dev, Matrix<Y> y, Matrix<const T> x, const T* w, Index step, const T* bias,
