@@ -139,6 +139,9 @@ template <Index N, class T>
 struct ConvolutionTile {
   using A = Accumulator<T>;
   using Numbers = Columns<N, A>;
+  struct Taps {
+    Numbers at[kMostTaps];
+  };
 
   const ConvolutionChunk<T>& in;
   Index j, begin, end;  // rows
@@ -176,8 +179,8 @@ struct ConvolutionTile {
     return product(load_columns<N, A>(dy.row(row) + j), slope);
   }
 
-  STREAMBP_INLINE void forward(Matrix<T> y) const {
-    for (Index row = begin; row < end; ++row) {
+  STREAMBP_INLINE void forward(Matrix<T> y, Rows rows) const {
+    for (Index row = rows.begin; row < rows.end; ++row) {
       Numbers sum = z(row);
       if (in.gated()) {
         sum = product(load_columns<N, A>(in.c.row(row) + j), sum);
@@ -200,33 +203,34 @@ struct ConvolutionTile {
     }
   }
 
-  // Goes through the rows from the last to the first, so that u of earlier rows is still there.
-  STREAMBP_INLINE void backward(Matrix<A> dtaps, Input<T> dy, Matrix<const A> dedges) const {
+  // The gradients of some rows, and their terms of the gradient of the taps. Goes from the last row to the first, because
+  // the gradients may replace b, c and x, and u of earlier rows is still needed.
+  STREAMBP_INLINE Taps backward(const ConvolutionChunk<T>& to, Rows rows, Input<T> dy, Matrix<const A> dedges) const {
     const Index width = in.width();
     Numbers later[kMostTaps];  // dz of this row and the rows after it
-    Numbers dw[kMostTaps];
-    for (Index row = end - 1; row >= begin; --row) {
+    Taps dw;
+    for (Index row = least(rows.end + width - 1, end) - 1; row >= rows.begin; --row) {
       for (Index k = width - 1; k > 0; --k) later[k] = later[k - 1];
       later[0] = dz(dy, row);
+      if (row >= rows.end) continue;
       Numbers du;
       const Index after = end - 1 - row;  // rows of this tile
       if (after < width - 1 && end - begin == kTile)
         du = load_columns<N, A>(dedges.row(edge_rows(number() + 1, width).begin - 1 - after) + j);
       for (Index k = least(width - 1, after); k >= 0; --k)
         if (document(row + k) <= place + row - begin) add_product(du, w[k], later[k]);
-      for (Index k = reach(row); k >= 0; --k) add_product(dw[k], later[0], u(row - k));
+      for (Index k = reach(row); k >= 0; --k) add_product(dw.at[k], later[0], u(row - k));
       if (!in.gated()) {
-        store_columns(in.x.row(row) + j, du);
+        store_columns(to.x.row(row) + j, du);
         continue;
       }
       const Numbers dc = product(load_columns<N, A>(dy.row(row) + j), z(row));
       const Numbers b = load_columns<N, A>(in.b.row(row) + j), x = load_columns<N, A>(in.x.row(row) + j);
-      store_columns(in.c.row(row) + j, dc);
-      store_columns(in.b.row(row) + j, product(du, x));
-      store_columns(in.x.row(row) + j, product(du, b));
+      store_columns(to.c.row(row) + j, dc);
+      store_columns(to.b.row(row) + j, product(du, x));
+      store_columns(to.x.row(row) + j, product(du, b));
     }
-    if (!dtaps) return;
-    for (Index k = 0; k < width; ++k) store_columns(dtaps.row(begin / kTile * width + k) + j, dw[k]);
+    return dw;
   }
 };
 
@@ -263,8 +267,9 @@ void compute_convolution_inputs(Cpu&, Matrix<T> u, Input<T> b, Input<T> x) {
 
 template <class T>
 void compute_convolution(Cpu&, Matrix<T> y, const ConvolutionChunk<T>& in) {
-  cpu::for_each_columns(y.rows, y.cols,
-                        [&](Index tile, auto n, Index j) { ConvolutionTile<n(), T>(in, tile, j).forward(y); });
+  cpu::for_each_columns(y.rows, y.cols, [&](Index tile, auto n, Index j) {
+    ConvolutionTile<n(), T>(in, tile, j).forward(y, piece(tile, kTile, y.rows));
+  });
 }
 
 template <class T>
@@ -279,7 +284,8 @@ template <class T>
 void compute_convolution_backward(Cpu&, Matrix<Accumulator<T>> dtaps, const ConvolutionChunk<T>& in, Input<T> dy,
                                   Matrix<const Accumulator<T>> dedges) {
   cpu::for_each_columns(dy.rows, dy.cols, [&](Index tile, auto n, Index j) {
-    ConvolutionTile<n(), T>(in, tile, j).backward(dtaps, dy, dedges);
+    const auto dw = ConvolutionTile<n(), T>(in, tile, j).backward(in, piece(tile, kTile, dy.rows), dy, dedges);
+    for (Index k = 0; dtaps && k < in.width(); ++k) store_columns(dtaps.row(tile * in.width() + k) + j, dw.at[k]);
   });
 }
 
@@ -301,9 +307,51 @@ void compute_add_taps(Cpu& dev, Matrix<A> dtaps, Matrix<A> partial, Index width)
       add_taps(dtaps, partial, row % partial.cols, row / partial.cols, dev.tile / kTile, tap);
 }
 
-// --- CUDA: a thread for each column of a tile ---
+// --- CUDA: a thread for a column of some rows of a tile ---
 
 #ifdef STREAMBP_CUDA
+
+namespace cuda {
+
+constexpr int kConvolutionRows = 16, kConvolutionThreads = 512;
+
+// A thread block computes 64 bytes of each row of a tile. Gradients replace b, c and x, so copies of these and of dy in shared
+// memory come first.
+template <class T>
+__global__ void __launch_bounds__(kConvolutionThreads)
+    convolution_backward_kernel(Matrix<float> dtaps, ConvolutionChunk<T> in, Matrix<const T> dy,
+                                Matrix<const float> dedges) {
+  constexpr int columns = 64 / sizeof(T), parts = kConvolutionThreads / columns, rows_of_part = kTile / parts;
+  const int part = threadIdx.x / columns, column = threadIdx.x % columns;
+  const Index tile = blockIdx.y, begin = tile * kTile, end = least(begin + kTile, dy.rows);
+  const Index first = static_cast<Index>(blockIdx.x) * columns, j = first + column;
+  T* memory = shared_memory<T>();
+  const auto copy = [&](Matrix<const T> m) -> Matrix<T> {
+    if (!m) return {};
+    T* const here = memory;
+    memory += kTile * columns;
+    for (Index row = begin + part; row < end && j < dy.cols; row += parts)
+      here[(row - begin) * columns + column] = m(row, j);
+    return {here - begin * columns - first, m.rows, m.cols, columns};
+  };
+  ConvolutionChunk<T> copies = in;
+  copies.b = copy(in.b), copies.c = copy(in.c), copies.x = copy(in.x);
+  const Matrix<const T> dy_copy = copy(dy);
+  __syncthreads();
+  const Rows rows = {begin + part * rows_of_part, least(begin + (part + 1) * rows_of_part, end)};
+  typename ConvolutionTile<1, T>::Taps dw;
+  if (j < dy.cols) dw = ConvolutionTile<1, T>(copies, tile, j).backward(in, rows, dy_copy, dedges);
+  if (!dtaps) return;
+  auto* sums = reinterpret_cast<float(*)[parts][columns]>(memory);  // of each tap
+  for (int k = 0; k < kMostTaps; ++k) sums[k][part][column] = dw.at[k].at[0];
+  __syncthreads();
+  if (part >= in.width() || j >= dy.cols) return;
+  float sum = 0;
+  for (int p = parts - 1; p >= 0; --p) sum += sums[part][p][column];
+  dtaps(tile * in.width() + part, j) = sum;
+}
+
+}  // namespace cuda
 
 template <class T>
 void compute_convolution_inputs(Cuda& dev, Matrix<T> u, Input<T> b, Input<T> x) {
@@ -314,8 +362,11 @@ void compute_convolution_inputs(Cuda& dev, Matrix<T> u, Input<T> b, Input<T> x) 
 
 template <class T>
 void compute_convolution(Cuda& dev, Matrix<T> y, const ConvolutionChunk<T>& in) {
-  cuda::for_each_column(dev, ceil_div(y.rows, kTile), y.cols,
-                        [=] __device__(Index tile, Index j) { ConvolutionTile<1, T>(in, tile, j).forward(y); });
+  constexpr Index rows = cuda::kConvolutionRows;
+  cuda::for_each_column(dev, ceil_div(y.rows, rows), y.cols, [=] __device__(Index part, Index j) {
+    const Rows of_part = {part * rows, least((part + 1) * rows, y.rows)};
+    ConvolutionTile<1, T>(in, of_part.begin / kTile, j).forward(y, of_part);
+  });
 }
 
 template <class T>
@@ -328,9 +379,10 @@ void compute_convolution_edges_backward(Cuda& dev, Matrix<float> dedges, const C
 template <class T>
 void compute_convolution_backward(Cuda& dev, Matrix<float> dtaps, const ConvolutionChunk<T>& in, Input<T> dy,
                                   Matrix<const float> dedges) {
-  cuda::for_each_column(dev, ceil_div(dy.rows, kTile), dy.cols, [=] __device__(Index tile, Index j) {
-    ConvolutionTile<1, T>(in, tile, j).backward(dtaps, dy, dedges);
-  });
+  const std::size_t bytes = (in.gated() ? 4 : 2) * kTile * 64 + sizeof(float) * cuda::kConvolutionThreads * kMostTaps;
+  cuda::launch(dev, cuda::convolution_backward_kernel<T>,
+               cuda::grid_of(ceil_div(dy.cols, Index{64 / sizeof(T)}), ceil_div(dy.rows, kTile)),
+               cuda::kConvolutionThreads, bytes, dtaps, in, dy, dedges);
 }
 
 inline void compute_add_taps(Cuda& dev, Matrix<float> dtaps, Matrix<float> partial, Index width) {
