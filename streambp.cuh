@@ -40,6 +40,7 @@
 #include <optional>
 
 #include "memory/kept.h"
+#include "memory/routing.h"
 #include "memory/sums.h"
 #include "memory/weights.h"
 #include "model.cuh"
@@ -63,37 +64,40 @@ class Walk {
         ranks(ranks) {}
 
   // Adds the gradient of the loss to the step's gradient, which is allocated and zeroed on first use, and writes logp.
-  // w[t] is d loss / d logp[t]. If the weights depend on the log-probs of other tokens (DPO), `weigh` sets them once
+  // w[t] is d loss / d logp[t]; a loss that balances the use of experts needs `routed`. If the weights depend on the log-probs of other tokens (DPO), `weigh` sets them once
   // all log-probs are known; the head then computes its logits twice.
   template <class G>
-  void gradient(const StepGradient<G>& step, const TokenWeights<A>& w, Matrix<A> logp,
-                const std::function<void()>& weigh = {}) {
+  RoutingCounts gradient(const StepGradient<G>& step, const TokenWeights<A>& w, Matrix<A> logp,
+                         const RoutedRows<A>& routed = {}, const std::function<void()>& weigh = {}) {
     auto scope = dev.scope();
     const auto blocks = streambp::blocks(stream.division, schedule, stream.longest);
     GradientSums<Device, G> sums(dev, c, ranks, step, blocks.size() > 1 ? OpenSums::all : OpenSums::one, lowest);
     Summaries<Device, T> summaries(dev, c, stream, blocks, ranks.sequence, lowest);
+    Routing<Device, T> routing(dev, c, routed);
     std::optional<Kept> kept;  // of the block that forward went through last
-    const auto forward_of = [&](const Block& block, const KeptSets& sets) {
+    const auto forward_of = [&](const Block& block, const KeptSets& sets, const Routing<Device, T>* counts = nullptr) {
       kept.reset();  // frees memory for the next one
       kept.emplace(dev, c, summaries, block, sets, ranks.sequence, lowest);
-      forward(*kept);
+      forward(*kept, counts);
     };
     for (const Block& block : blocks) {
-      forward_of(block, block.last ? schedule.kept : KeptParts::nothing());
+      forward_of(block, block.last ? schedule.kept : KeptParts::nothing(), &routing);
       if (weigh) head_forward(block, kept->output(), logp);
     }
     if (weigh) weigh();
+    const RoutingCounts counts = routing.finish(ranks.sequence);
     for (const Block& block : last_to_first(blocks)) {
       if (!block.last) forward_of(block, schedule.kept);  // of the last block, everything is there
       const Matrix<T> dx = kept->output();                // the same memory
       head_backward(block, sums, dx, w, logp);
       for (Index l = c.layers - 1; l >= lowest; --l) {
-        layer_backward(l, *kept, sums, dx);
+        layer_backward(l, *kept, sums, routing, dx);
         kept->close(l);
       }
     }
     sums.finish();
     if (trains_embedding(c)) embedding_gradient(sums, summaries.residual());
+    return counts;
   }
 
   // The log-probs of the targets, without a gradient.
@@ -116,25 +120,26 @@ class Walk {
     return blocks(stream.division, {schedule.kept, schedule.chunk, schedule.head_chunk}, 0).front();
   }
 
-  void forward(Kept& kept) {
+  void forward(Kept& kept, const Routing<Device, T>* counts = nullptr) {
     Matrix<T> x = kept.open(0);
     embed(dev, c, x, stream.embedding_index(kept.block.rows.own), weights.take_embedding().weights.embedding);
     for (const DividedRows& chunk : kept.block.chunks) kept.finish_input(0, chunk);
     for (Index l = 0; l < c.layers; ++l) {
       const Matrix<T> y = l + 1 < c.layers ? kept.open(l + 1) : kept.output();
-      layer_forward(l, kept, y, x);
+      layer_forward(l, kept, counts, y, x);
       x = y;
     }
   }
 
-  void layer_forward(Index l, Kept& kept, Matrix<T> y, Matrix<T> x) {
+  void layer_forward(Index l, Kept& kept, const Routing<Device, T>* counts, Matrix<T> y, Matrix<T> x) {
     const auto leased = weights.take_layer(l, l + 1 < c.layers ? l + 1 : kNoLayer);
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
     auto scope = dev.scope();
     const Summary<T> past = kept.summary(l);
     for (const DividedRows& chunk : kept.block.chunks) {
       auto cell = dev.scope({"forward", l, chunk.all});
-      const Activations<T> a = kept.begin_chunk(l, chunk);  // has waited until y may replace x
+      Activations<T> a = kept.begin_chunk(l, chunk);  // has waited until y may replace x
+      if (counts) counts->count(a, l, kept.block.own(chunk));
       layer.forward(y.slice(chunk.own), {kept.rows(l, chunk), x.slice(chunk.own), past, a});
       kept.finish_chunk(l, chunk);
     }
@@ -143,7 +148,8 @@ class Walk {
 
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
   template <class G>
-  void layer_backward(Index l, Kept& kept, GradientSums<Device, G>& sums, Matrix<T> dx) {
+  void layer_backward(Index l, Kept& kept, GradientSums<Device, G>& sums, const Routing<Device, T>& routing,
+                      Matrix<T> dx) {
     const auto leased = weights.take_layer(l, l > lowest ? l - 1 : kNoLayer);
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
     sums.layer(l, [&](const Layer<A>& g) {
@@ -158,7 +164,8 @@ class Walk {
       }
       for (const DividedRows& chunk : last_to_first(kept.block.chunks)) {
         auto cell = dev.scope({"backward", l, chunk.all});
-        const Chunk<T> in = {kept.rows(l, chunk), kept.input(l, chunk), past, kept.take_chunk(l, chunk)};
+        Chunk<T> in = {kept.rows(l, chunk), kept.input(l, chunk), past, kept.take_chunk(l, chunk)};
+        routing.balance(in.a, l, kept.block.own(chunk));
         layer.recompute(in, kept.parts(l));
         layer.backward(g, dx.slice(chunk.own), dpast, in);
       }

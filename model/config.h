@@ -100,6 +100,8 @@ struct Config {
   RouterKind router_kind = RouterKind::softmax;
   bool router_renormalised = false, router_bias = false;
   double router_eps = 0, router_scale = 1;
+  bool balanced = false;  // with a loss that balances the use of experts, times this factor
+  double balance_factor = 0.001;
 
   // What is trained: adapters always; other parameters if they are in this set, by name. Without a set: all of them.
   std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
@@ -117,6 +119,7 @@ struct Config {
   bool has_delta_rule() const { return std::ranges::find(mixers, MixerKind::delta_rule) != mixers.end(); }
   Index rotary_dim() const { return static_cast<Index>(static_cast<double>(head_dim) * rotary_share); }
   bool has_experts(Index layer) const { return experts > 0 && layer >= dense_layers; }
+  double balance() const { return balanced ? balance_factor : 0; }
   MixtureShape routed() const {
     return {experts, experts_per_token, expert_mlp, {router_kind, router_renormalised, router_eps, router_scale}};
   }

@@ -10,6 +10,7 @@
 // A shared expert, which all rows use, is a second mixture, of one expert: its weight is the sigmoid of its only logit.
 #pragma once
 
+#include "kernels/expert_use.cuh"
 #include "kernels/router.cuh"
 #include "model/feed_forward.h"
 #include "model/grouped_linear.h"
@@ -23,6 +24,7 @@ struct MixtureActivations {
   // What follows from the logits at little cost, and is never kept.
   Matrix<Accumulator<T>> weights = {};
   Routes routes = {};
+  ExpertUse<Accumulator<T>> use = {};
 };
 
 template <class T>
@@ -100,6 +102,7 @@ class ExpertMixture {
     if (!kept.have(Part::gate_up)) linear<Device, A, T>(dev, a.logits, x, w.router);
     route(dev, a.routes.chosen, a.weights, router(a));
     sort_by_expert(dev, a.routes);
+    if (a.use.sums) count_use(dev, a.use, a.routes, a.logits);
     if (!kept.have(Part::gate_up)) {
       auto scope = dev.scope();
       const Matrix<T> packed = gathered(x, a.routes);
@@ -138,6 +141,7 @@ class ExpertMixture {
 
     const auto exact = allocate<A>(dev, x.rows, m.experts, Kind::chunk);
     route_backward(dev, exact, a.routes.chosen, dweights, router(a));
+    if (a.use.slopes) balance_backward(dev, exact, a.logits, a.use);
     const auto dlogits = allocate<T>(dev, x.rows, m.experts, Kind::chunk);
     convert(dev, dlogits, exact);
     linear_backward(dev, dx, x, {Back{g.router, dlogits, w.router}}, Update::add);

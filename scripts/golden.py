@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 import transformers
 from safetensors.torch import save
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 # Their names in model_type, where these are not those of the classes in lower case.
 FAMILIES = [
@@ -150,18 +151,34 @@ def checkpoint_parameters(model):
     return {name.removeprefix("transformer."): parameter for name, parameter in model.named_parameters()}
 
 
-def logits_of(model, stream, lengths):
+def outputs_of(model, stream, lengths):
     """Runs the documents one by one."""
     documents = stream["tokens"].long().split(lengths)
-    return torch.cat([model(document[None], use_cache=False).logits[0] for document in documents])
+    return [model(document[None], use_cache=False) for document in documents]
+
+
+def logits_of(model, stream, lengths):
+    return torch.cat([output.logits[0] for output in outputs_of(model, stream, lengths)])
+
+
+def balance_loss(config, outputs):
+    """Of all documents together, as transformers computes it for one."""
+    layers = zip(*(output.router_logits for output in outputs))
+    experts = getattr(config, "num_local_experts", None) or config.num_experts
+    loss = load_balancing_loss_func(tuple(torch.cat(layer) for layer in layers), experts, config.num_experts_per_tok)
+    return config.router_aux_loss_coef * loss
 
 
 def forward(model, stream, lengths):
     """Logits, log-probs of the targets and the mean loss."""
-    logits, targets = logits_of(model, stream, lengths), stream["targets"].long()
+    outputs, targets = outputs_of(model, stream, lengths), stream["targets"].long()
+    logits = torch.cat([output.logits[0] for output in outputs])
     has_target = targets >= 0
     logp = logits.log_softmax(-1).gather(1, targets.clamp(min=0)[:, None])[:, 0] * has_target
-    return logits, logp, -logp.sum() / has_target.sum()
+    loss = -logp.sum() / has_target.sum()
+    if getattr(model.config, "output_router_logits", False):
+        loss = loss + balance_loss(model.config, outputs)
+    return logits, logp, loss
 
 
 # ---- Checks ----

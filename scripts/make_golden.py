@@ -319,6 +319,16 @@ CASES = {
         rope_parameters={"mrope_interleaved": True, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5,
                          "rope_theta": 300.0, "rope_type": "default"},
         bos_token_id=None, pad_token_id=None, tie_word_embeddings=True),
+    # A loss balances the experts; the second document begins at a multiple of 64 rows, and unused rows do not count.
+    "qwen3_moe_balanced": case(
+        [23, 2, 17], "Qwen3Moe", vocab=29, hidden=16, heads=2, kv_heads=1, mlp=8, head_dim=8, num_local_experts=7,
+        num_experts_per_tok=3, moe_intermediate_size=6, output_router_logits=True, router_aux_loss_coef=0.4, rope_theta=300.0,
+        pad_token_id=None, tie_word_embeddings=True),
+    "qwen3_next_balanced": case(
+        [200, 90, 3], "Qwen3Next", vocab=11, hidden=8, heads=1, kv_heads=1, mlp=8, head_dim=8, **DELTA, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=5, shared_expert_intermediate_size=4, output_router_logits=True,
+        router_aux_loss_coef=0.6, full_attention_interval=2, partial_rotary_factor=0.5, rope_theta=300.0, rope_scaling=None, pad_token_id=None,
+        tie_word_embeddings=True),
     "arcee": case(
         [17, 3, 20], "Arcee", vocab=41, hidden=24, heads=3, kv_heads=1, mlp=52, head_dim=8, rope_theta=500.0,
         attention_bias=False, mlp_bias=False, rope_scaling=None, tie_word_embeddings=False),

@@ -79,10 +79,12 @@ struct Counts {
 struct Measures {
   double loss = 0;
   std::map<std::string, double> others = {};
+  RoutingCounts routing = {};
 
   Measures& operator+=(const Measures& more) {
     loss += more.loss;
     for (const auto& [name, value] : more.others) others[name] += value;
+    routing += more.routing;
     return *this;
   }
 };

@@ -40,6 +40,7 @@ class Trainer {
     stream = allocate_stream(dev, division_of(rows));
     auto numbers = [&] { return allocate<A>(dev, 1, stream.size(), Kind::stream); };
     logp = numbers();
+    if (config.experts > 0 && layout.block > 1) counted = numbers();
     if (objective.kind == ObjectiveKind::grpo) {
       advantage = numbers(), old = numbers();
       if (objective.kl > 0) kl = numbers(), reference = numbers();
@@ -58,8 +59,8 @@ class Trainer {
   // (of_step.batches), the gradient is complete.
   Measures accumulate(const Batch& batch, const Counts& of_step, const Schedule& schedule) {
     load(batch);
-    add_gradient(&batch, of_step, schedule);
-    return measure(objective, batch, of_step, log_probabilities());
+    const RoutingCounts routing = add_gradient(&batch, of_step, schedule);
+    return measured(batch, of_step, log_probabilities(), routing);
   }
 
   // Adds the gradient of all micro-batches of a step, divided among the ranks. Calls after(i, logp) with the log-probs of
@@ -76,12 +77,13 @@ class Trainer {
     for (std::size_t first = 0; first < batches.size(); first += streams) {
       const bool has_one = first + mine < batches.size();
       has_one ? load(batches[first + mine]) : load_nothing();
-      add_gradient(has_one ? &batches[first + mine] : nullptr, counts, schedule);
+      const RoutingCounts routing = add_gradient(has_one ? &batches[first + mine] : nullptr, counts, schedule);
+      const auto routings = gather_on_host(ranks.all, routing.sums);
       const auto logps = gather_on_host(ranks.all, has_one ? log_probabilities() : std::vector<A>());
       for (std::size_t i = first; i < std::min(batches.size(), first + streams); ++i) {
-        const std::vector<A>& logp = logps[(i - first) * static_cast<std::size_t>(ranks.sequence.size)];
-        sum += measure(objective, batches[i], counts, logp);
-        if (after) after(i, logp);
+        const std::size_t rank = (i - first) * static_cast<std::size_t>(ranks.sequence.size);
+        sum += measured(batches[i], counts, logps[rank], {routing.experts, batches[i].size(), routings[rank]});
+        if (after) after(i, logps[rank]);
       }
     }
     return sum;
@@ -229,8 +231,22 @@ class Trainer {
     return log_probabilities();
   }
 
+  // The balance loss has the weight that the batch's targets have among those of the step.
+  static double balance_weight(const Batch& batch, const Counts& of_step) {
+    return of_step.targets == 0 ? 0 : static_cast<double>(batch.target_count()) / static_cast<double>(of_step.targets);
+  }
+  Measures measured(const Batch& batch, const Counts& of_step, const std::vector<A>& logp,
+                    const RoutingCounts& routing) {
+    Measures result = measure(objective, batch, of_step, logp);
+    result.routing = routing;
+    if (model.config.balance() == 0) return result;
+    const double loss = balance_weight(batch, of_step) * routing.balance_loss();
+    result.loss += model.config.balance() * loss, result.others["balance_loss"] = loss;
+    return result;
+  }
+
   // Adds the gradient of the loaded batch. It is null on Plan, where only shapes matter, and for an empty stream.
-  void add_gradient(const Batch* batch, const Counts& of_step, const Schedule& schedule) {
+  RoutingCounts add_gradient(const Batch* batch, const Counts& of_step, const Schedule& schedule) {
     const TokenWeights<A> w = batch ? load_weights(*batch, of_step)
                                     : TokenWeights<A>{fixed, advantage, old, kl, reference}.columns({0, view.size()});
     std::function<void()> weigh;
@@ -243,9 +259,15 @@ class Trainer {
     const MicroBatch micro_batch = {ranks.stream() + ranks.streams() * accumulated++, of_step.batches};
     require(micro_batch.exists() || view.size() == 0, "micro-batch ", micro_batch.number, " of a step that has ",
             micro_batch.count);
-    walk(schedule).gradient(StepGradient<G>{grad, micro_batch, places.gradients}, w, logp.columns(0, view.size()),
-                            weigh);
+    RoutedRows<A> routed;
+    if (batch) {
+      routed = {{}, batch->size(), balance_weight(*batch, of_step)};
+      if (!map.is_identity() && counted) routed.counted = put(counted, std::vector<double>(batch->tokens.size(), 1));
+    }
+    const RoutingCounts routing = walk(schedule).gradient(StepGradient<G>{grad, micro_batch, places.gradients}, w,
+                                                          logp.columns(0, view.size()), routed, weigh);
     complete(micro_batch);
+    return routing;
   }
 
   // After the last micro-batch: adds the gradients of a tied head and of the embedding.
@@ -307,6 +329,7 @@ class Trainer {
 
   Stream stream;
   Matrix<A> logp, fixed, advantage, old, kl, reference;  // per token of this rank
+  Matrix<A> counted;                                     // 1; 0 for rows that the layout leaves unused
   Index accumulated = 0;                                 // rounds of micro-batches since the last step
 };
 

@@ -36,7 +36,7 @@ inline void lfm2_8b(Config& c) {
 // What all of them have in config.json. `count` and `width`: what the family calls them.
 inline std::vector<Field> expert_fields(const char* count, Index experts, Index chosen, Field width) {
   return {{count, &Config::experts, experts}, {"num_experts_per_tok", &Config::experts_per_token, chosen}, width,
-          {"output_router_logits", Only{}, false}, {"router_aux_loss_coef", Ignored{}}};
+          {"output_router_logits", &Config::balanced, false}, {"router_aux_loss_coef", &Config::balance_factor, 0.001}};
 }
 inline std::vector<Field> with_experts(const std::vector<Field>& fields, const std::vector<Field>& experts, const std::vector<Field>& more = {}) {
   std::vector<Field> changes = experts;
@@ -119,7 +119,7 @@ inline ModelFamily olmoe() {
       .name = "olmoe", .type = "olmoe", .architecture = "OlmoeForCausalLM",
       .defaults = {.qk_norm = QkNorm::all, .experts = 8, .experts_per_token = 2},
       .fields = with_experts(llama_fields(), expert_fields("num_experts", 64, 8, {"intermediate_size", &Config::expert_mlp, 2048}), {
-          {"rms_norm_eps", &Config::norm_eps, 1e-5}, {"clip_qkv", Only{}, 0},
+          {"rms_norm_eps", &Config::norm_eps, 1e-5}, {"clip_qkv", Only{}, 0}, {"router_aux_loss_coef", &Config::balance_factor, 0.01},
           {"norm_topk_prob", &Config::router_renormalised, false},
           {"", &Config::mlp, Formula{"num_experts_per_tok * intermediate_size", active_width}}}),
       .modules = {.others = apart()},
@@ -154,6 +154,7 @@ inline ModelFamily lfm2_moe() {
       {"hidden_size", &Config::hidden, 2048}, {"intermediate_size", &Config::mlp, 7168},
       {"head_dim", &Config::head_dim, Formula{"hidden_size / num_attention_heads", hidden_per_head}},
       {"num_dense_layers", &Config::dense_layers, 2}, {"norm_topk_prob", &Config::router_renormalised, true},
+      {"output_router_logits", Only{}, false}, {"router_aux_loss_coef", Ignored{}},
       {"use_expert_bias", &Config::router_bias, true}, {"routed_scaling_factor", &Config::router_scale, 1.0}});
   Modules& m = f.modules;
   m.router = "feed_forward.gate", m.router_bias = "feed_forward.expert_bias";
