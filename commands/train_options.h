@@ -66,7 +66,7 @@ struct TrainOptions {
                        schedule = "cosine";
   Index length = 768, pack = 0, batch = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
   Index evaluation_interval = 100, stop_when_worse = 0, checkpoint_interval = CheckpointTimer::kByTime;
-  double epochs = FineTuning::kEpochs, evaluation_fraction = 0.05;
+  double epochs = FineTuning::kEpochs, evaluation_fraction = 0.05, balance = -1;
   std::uint64_t seed = 1;
   bool resume = false, resumed = false, tensorboard = false;
   bool repacked = false;  // resumed from a version that packed documents in another order
@@ -127,6 +127,13 @@ struct TrainOptions {
   // Starts from a model directory; otherwise a model is trained from scratch.
   bool fine_tunes() const { return !model.model.empty(); }
   bool trains_adapters() const { return part.adapters() || !adapter.empty(); }
+  Config balanced(Config c) const {
+    if (balance < 0) return c;
+    require(c.experts > 0 && c.router_kind == RouterKind::softmax, "--balance: ", c.family,
+            " has no experts that a softmax chooses; leave it out");
+    c.balanced = balance > 0, c.balance_factor = balance;
+    return c;
+  }
   // Samples completions itself.
   bool online_grpo() const { return objectives.objective == "grpo" && grpo.online(); }
 
@@ -193,6 +200,10 @@ struct TrainOptions {
               checks::between(0, 1));
     table.add("--decay", &optimizer.decay, "Weight decay of matrices", checks::not_negative(), "0.1; with --model 0");
     table.add("--clip", &optimizer.clip, "Largest global gradient norm; 0: no limit", checks::not_negative());
+    table.add("--balance", &balance,
+              "Mixtures of experts: weight of the loss that balances their use, such as 0.01; 0: without (default: as "
+              "the model's config.json says; of a new model 0)",
+              checks::not_negative(), "none");
     table.add("--seed", &seed, "Seed of initial weights, batches and samples");
   }
   void add_output_options() {

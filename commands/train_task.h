@@ -100,7 +100,7 @@ class Preparation {
       AdapterDirectory(run.adapters).add_to(c);
       apply_base(o.part.base, c);
     }
-    return c;
+    return o.balanced(c);
   }
 
   // As rank 0 plans them.
@@ -121,7 +121,7 @@ class Preparation {
                                              o.evaluation_fraction, o.length, name);
     ModelOptions sizes = o.model;
     sizes.vocab = Text::kVocabulary;
-    run.settings = settings(sizes.config(o.length), o.micro_batches);
+    run.settings = settings(o.balanced(sizes.config(o.length)), o.micro_batches);
     run.layout.emplace(run.settings.config);
     run.layout->others = byte_tokenizer_files();
     task.prompt = (o.prompt.empty() ? text->prompt() : o.prompt).substr(0, static_cast<std::size_t>(o.length - 1));

@@ -190,7 +190,9 @@ inline Array experts(Tape& tape, const Config& c, const Layer<Number>& w, Array 
     return linear(tape, in, own);
   };
   const Array bias = r.bias ? Array(r.bias) : Array();
-  Array y = mixture(tape, c.routed(), x, linear(tape, x, r.router), bias, [&](Index e) {
+  const Array logits = linear(tape, x, r.router);
+  if (c.balance() > 0) tape.routers.push_back({logits, choice(tape, c.routed(), logits, bias)});
+  Array y = mixture(tape, c.routed(), x, logits, bias, [&](Index e) {
     return expert_linear(gated(expert_linear(x, r.gate, e), expert_linear(x, r.ups(), e)), r.down, e);
   });
   if (c.shared_mlp == 0) return y;
@@ -292,6 +294,7 @@ Result gradient(const Config& c, Tensors<T>& weights, const TokenBatch& batch, c
   Tensors<Number> copies = copy(tape, c, weights);
   const Array logits = model(tape, c, batch, copies);
   const Array logp = log_probability(tape, logits, batch.targets);
+  const Array balance = balance_loss(tape, c.experts);
 
   Result result;
   for (Index t = 0; t < logp.rows; ++t) {
@@ -299,7 +302,8 @@ Result gradient(const Config& c, Tensors<T>& weights, const TokenBatch& batch, c
     for (Index v = 0; v < logits.cols; ++v) result.logits.push_back(logits(t, v).value);
   }
   const Loss loss = loss_of(result.logp);
-  result.loss = loss.value;
+  result.loss = loss.value + c.balance() * balance(0, 0).value;
+  balance(0, 0).grad = c.balance();
   for (Index t = 0; t < logp.rows; ++t) logp(t, 0).grad = loss.w.at(t);
   tape.backward();
   for (const Entry<Number>& e : table(c, copies)) {

@@ -42,6 +42,23 @@ inline Array expert_weights(Tape& tape, const MixtureShape& m, Array logits, Arr
   return multiply(tape, weights, tape.constant(p.rows, p.cols, m.style.scale));
 }
 
+// E Σ_e F_e P_e: F_e rows of all layers that choose expert e, P_e the sum of its probabilities, divided by all rows.
+inline Array balance_loss(Tape& tape, Index experts) {
+  double rows = 0;
+  for (const auto& [logits, chosen] : tape.routers) rows += static_cast<double>(logits.rows);
+  const Array factors = tape.zeros(experts, 1);
+  for (const auto& [logits, chosen] : tape.routers)
+    for (Index t = 0; t < chosen.rows; ++t)
+      for (Index e = 0; e < experts; ++e)
+        factors(e, 0).value += chosen(t, e).value * static_cast<double>(experts) / (rows * rows);
+  Array loss = tape.zeros(1, 1);
+  for (const auto& [logits, chosen] : tape.routers) {
+    const Array p = expert_weights(tape, {experts, experts, 0, {}}, logits, {});
+    loss = add(tape, loss, product(tape, tape.constant(1, p.rows, 1), product(tape, p, factors)));
+  }
+  return loss;
+}
+
 // Σ_e weight_e expert(e)
 template <class Expert>
 Array mixture(Tape& tape, const MixtureShape& m, Array x, Array logits, Array bias, Expert&& expert) {

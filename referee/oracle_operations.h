@@ -50,6 +50,8 @@ struct Tape {
   std::vector<std::function<void()>> steps;
   Wrong wrong = {};  // the oracle is right unless it is asked not to be
   Index layer = -1;  // in which operations are recorded
+  std::vector<std::array<Array, 2>> routers =
+      {};  // of each layer with experts: logits, and 1 where an expert is chosen
 
   Array zeros(Index rows, Index cols) {
     return {numbers.emplace_back(static_cast<std::size_t>(rows * cols)).data(), rows, cols, cols, 1};

@@ -148,12 +148,12 @@ inline std::vector<Family> families() {
   c->delta_key_heads = 2, c->delta_key_dim = 5, c->delta_value_dim = 7;
   c->norm_eps = 0.1, c->output_norm_eps = 0.5;
   c = add("qwen3_moe", make_config("qwen3_moe", {53, 22, 2, 4, 2, 6, 30, 0, false}));
-  c->experts = 7, c->experts_per_token = 3, c->expert_mlp = 11;
+  c->experts = 7, c->experts_per_token = 3, c->expert_mlp = 11, c->balanced = true, c->balance_factor = 0.3;
   c = add("lfm2_moe", make_config("lfm2_moe", {47, 26, 4, 4, 2, 10, 38, 0, true}));
   c->experts = 5, c->router_scale = 1.5, c->norm_eps = 0.1;
   c = add("qwen3_next", make_config("qwen3_next", {43, 24, 4, 4, 2, 8, 34, 0, false}));
   c->delta_key_heads = 2, c->delta_value_heads = 4, c->delta_key_dim = 5, c->delta_value_dim = 7;
-  c->experts = 4, c->shared_mlp = 9, c->norm_eps = 0.1;
+  c->experts = 4, c->shared_mlp = 9, c->norm_eps = 0.1, c->balanced = true, c->balance_factor = 0.2;
   add("olmoe", make_config("olmoe", {41, 20, 2, 2, 1, 8, 26, 0, false}))->experts = 3;
   return all;
 }
