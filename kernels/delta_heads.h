@@ -31,12 +31,8 @@ class DeltaHeads {
   // Writes the states after all tiles of the chunk, and the output, unless that is empty.
   constexpr void forward(Matrix<T> out) {
     if (span.rows.begin > 0) copy(memory.state, states_of(span.states, span.cached ? 0 : span.rows.begin / kTile - 1));
-    for (Index begin = span.rows.begin; begin < span.rows.end; begin = segment.end) {
-      document = span.key_begin(0, begin);
-      segment = {begin, begin + 1};
-      const Index end = least(span.rows.end, (begin / kTile + 1) * kTile);
-      while (segment.end < end && span.key_begin(0, segment.end) == document) ++segment.end;
-      normalise();
+    for_each_segment(span.rows, [&] {
+      if (!memory.of_chunk) normalise();
       for (Index g = part.group.begin; g < part.group.end; ++g) {
         for (block = 0; block < blocks(); ++block) {
           begin_block(g);
@@ -45,9 +41,15 @@ class DeltaHeads {
           update(state(g), state(g));
         }
       }
-      if (segment.end == end && !span.cached) copy(states_of(span.states, (end - 1) / kTile), memory.state);
-    }
+      if ((segment.end % kTile == 0 || segment.end == span.rows.end) && !span.cached)
+        copy(states_of(span.states, (segment.end - 1) / kTile), memory.state);
+    });
     if (span.cached && span.rows.end % kDeltaBlock == 0) copy(states_of(span.states, 0), memory.state);
+  }
+
+  // Queries and keys of some rows of a chunk
+  constexpr void prepare(Rows rows) {
+    for_each_segment(rows, [&] { normalise(); });
   }
 
   // Of some rows. dstates: the gradients of the states after them. They become those of the states before them.
@@ -100,7 +102,12 @@ class DeltaHeads {
   }
   constexpr Matrix<A> before(Index block) const { return rows_of(memory.before, block * s.key_dim, s.key_dim); }
   constexpr Matrix<A> of_block(Matrix<A> of_segment) const { return rows_of(of_segment, first(), count()); }
-  constexpr Matrix<A> pairs_of_block(Matrix<A> x) const { return {x.row(first()), count(), count(), kDeltaBlock}; }
+  // Of the head's keys
+  constexpr Index first_key() const { return memory.of_chunk ? segment.begin - span.rows.begin : 0; }
+  constexpr Matrix<A> q() const { return rows_of(memory.of.q, first_key() + first(), count()); }
+  constexpr Matrix<A> k() const { return rows_of(memory.of.k, first_key() + first(), count()); }
+  constexpr Matrix<A> p() const { return pairs(rows_of(memory.of.p, first_key() + first(), count())); }
+  constexpr Matrix<A> w() const { return pairs(rows_of(memory.of.w, first_key() + first(), count())); }
   constexpr Matrix<A> rows(Matrix<A> x) const { return rows_of(x, 0, count()); }
   constexpr Matrix<A> row_of(Matrix<A> x) const { return {x.data, 1, count(), x.stride}; }
   constexpr Matrix<A> pairs(Matrix<A> x) const { return {x.data, count(), count(), x.stride}; }
@@ -125,13 +132,23 @@ class DeltaHeads {
     team.assign(x, [](Index, Index) { return A(0); });
   }
 
-  // Calls f() for each segment of some rows, the last first.
+  // Calls f() for each segment of some rows.
+  constexpr void for_each_segment(Rows rows, auto&& f) {
+    for (Index begin = rows.begin; begin < rows.end; begin = segment.end) {
+      document = span.key_begin(0, begin);
+      segment = {begin, begin + 1};
+      const Index end = least(rows.end, (begin / kTile + 1) * kTile);
+      while (segment.end < end && span.key_begin(0, segment.end) == document) ++segment.end;
+      f();
+    }
+  }
+  // The same, the last first, with the gradients of their states
   constexpr void for_each_segment_backward(Rows rows, auto&& f) {
     for (Index end = rows.end; end > rows.begin; end = segment.begin) {
       document = span.key_begin(0, end - 1);
       segment = {most(document, (end - 1) / kTile * kTile), end};
       if (end < span.rows.end && span.key_begin(0, end) != document) clear(memory.dstate);
-      normalise();
+      if (!memory.of_chunk) normalise();
       f();
     }
     if (document == rows.begin) clear(memory.dstate);
@@ -154,12 +171,12 @@ class DeltaHeads {
     team.by_warp(segment.size(), [&](Index i) {
       const T *q = of_head(in.q, i), *k = of_head(in.k, i);
       const A of_q = unit_scale(q) * query_scale(), of_k = unit_scale(k);
-      team.across(s.key_dim, [&](Index j) { memory.q(i, j) = of_q * A(q[j]), memory.k(i, j) = of_k * A(k[j]); });
+      A *unit_q = memory.of.q.row(first_key() + i), *unit_k = memory.of.k.row(first_key() + i);
+      team.across(s.key_dim, [&](Index j) { unit_q[j] = of_q * A(q[j]), unit_k[j] = of_k * A(k[j]); });
     });
     for (block = 0; block < blocks(); ++block) {
-      const Matrix<A> k = of_block(memory.k);
-      team.product(pairs_of_block(memory.p), of_block(memory.q), Op::as_is, k, Op::transposed, Update::assign);
-      team.product(pairs_of_block(memory.w), k, Op::as_is, k, Op::transposed, Update::assign);
+      team.product(p(), q(), Op::as_is, k(), Op::transposed, Update::assign);
+      team.product(w(), k(), Op::as_is, k(), Op::transposed, Update::assign);
     }
   }
   // y = r x with r = 1 / |x|:  dx = r (dy - r² x (x dy))
@@ -178,7 +195,7 @@ class DeltaHeads {
 
   // β, exp(G), exp(G_last - G), D, M and T. Sums of g are in float64.
   constexpr void begin_block(Index g) {
-    const Matrix<A> d = pairs(memory.d), p = pairs_of_block(memory.p), w = pairs_of_block(memory.w);
+    const Matrix<A> d = pairs(memory.d), p = this->p(), w = this->w();
     team.assign(row_of(memory.decay), [&](Index, Index i) { return in.decay(row(i), head(g)); });
     team.assign(row_of(memory.beta), [&](Index, Index i) { return A(in.beta(row(i), head(g))); });
     team.by_thread(count(), [&](Index i) {
@@ -203,7 +220,7 @@ class DeltaHeads {
   // K S and U
   constexpr void solve(Index g, Matrix<A> state) {
     const Matrix<A> u = of_block(memory.u), ks = rows(memory.ks);
-    if (has_state()) team.product(ks, of_block(memory.k), Op::as_is, state, Op::as_is, Update::assign);
+    if (has_state()) team.product(ks, k(), Op::as_is, state, Op::as_is, Update::assign);
     team.assign(u, [&](Index i, Index j) { return memory.beta(0, i) * remainder(i, j, g); });
     team.solve(pairs(memory.t), Op::as_is, u);
   }
@@ -215,7 +232,7 @@ class DeltaHeads {
   constexpr void write_output(Matrix<T> out, Index g) {
     const Matrix<A> o = rows(memory.kds), qs = rows(memory.qs);
     team.product(o, pairs(memory.m), Op::as_is, of_block(memory.u), Op::as_is, Update::assign);
-    if (has_state()) team.product(qs, of_block(memory.q), Op::as_is, state(g), Op::as_is, Update::assign);
+    if (has_state()) team.product(qs, q(), Op::as_is, state(g), Op::as_is, Update::assign);
     team.assign(values(out, g), [&](Index i, Index j) {
       return has_state() ? multiply_add(memory.from_start(0, i), qs(i, j), o(i, j)) : o(i, j);
     });
@@ -223,7 +240,7 @@ class DeltaHeads {
 
   // The state after the block. It may replace the state before.
   constexpr void update(Matrix<A> after, Matrix<A> state) {
-    const Matrix<A> keys = rows(memory.keys), k = of_block(memory.k);
+    const Matrix<A> keys = rows(memory.keys), k = this->k();
     team.assign(keys, [&](Index i, Index j) { return memory.to_end(0, i) * k(i, j); });
     const A decay = memory.from_start(0, count() - 1);
     if (has_state()) team.assign(after, [&](Index i, Index j) { return decay * state(i, j); });
@@ -249,7 +266,7 @@ class DeltaHeads {
   constexpr void remainder_backward(Matrix<const T> dout, Index g) {
     const Matrix<A> dy = rows(memory.dout), db = rows(memory.db), kds = rows(memory.kds);
     team.assign(dy, [&](Index i, Index j) { return A(dout(row(i), first_column(g) + j)); });
-    team.product(kds, of_block(memory.k), Op::as_is, dstate(g), Op::as_is, Update::assign);
+    team.product(kds, k(), Op::as_is, dstate(g), Op::as_is, Update::assign);
     team.product(db, pairs(memory.m), Op::transposed, dy, Op::as_is, Update::assign);
     team.assign(db, [&](Index i, Index j) { return multiply_add(memory.to_end(0, i), kds(i, j), db(i, j)); });
     team.solve(pairs(memory.t), Op::transposed, db);
@@ -259,8 +276,8 @@ class DeltaHeads {
     const Matrix<A> u = of_block(memory.u), dy = rows(memory.dout), db = rows(memory.db);
     begin_block(g);
     if (has_state()) {
-      team.product(rows(memory.ks), of_block(memory.k), Op::as_is, before(block), Op::as_is, Update::assign);
-      team.product(rows(memory.qs), of_block(memory.q), Op::as_is, before(block), Op::as_is, Update::assign);
+      team.product(rows(memory.ks), k(), Op::as_is, before(block), Op::as_is, Update::assign);
+      team.product(rows(memory.qs), q(), Op::as_is, before(block), Op::as_is, Update::assign);
     }
     remainder_backward(dout, g);
     team.assign(values(to.dv, g), [&](Index i, Index j) { return memory.beta(0, i) * db(i, j); });
@@ -273,7 +290,7 @@ class DeltaHeads {
 
   // dβ and dg
   constexpr void gates_backward(const DeltaGradient<T>& to, Index g) {
-    const Matrix<A> w = pairs_of_block(memory.w), u = of_block(memory.u);
+    const Matrix<A> w = this->w(), u = of_block(memory.u);
     const Index n = count();
     // the gradient of D_ij, times D_ij
     const auto of_pair = [&](Index i, Index j) {
@@ -318,7 +335,7 @@ class DeltaHeads {
   }
 
   constexpr void queries_keys_backward(Index g) {
-    const Matrix<A> k = of_block(memory.k), q = of_block(memory.q), dk = of_block(memory.dk), dq = of_block(memory.dq);
+    const Matrix<A> k = this->k(), q = this->q(), dk = of_block(memory.dk), dq = of_block(memory.dq);
     const Matrix<A> dp = pairs(memory.dp), dw = pairs(memory.dw), products = rows(memory.products);
     team.assign(dp, [&](Index i, Index j) { return memory.d(i, j) * memory.dou(i, j); });
     team.assign(
@@ -341,7 +358,7 @@ class DeltaHeads {
 
   // dS' becomes dS.
   constexpr void state_backward(Index g) {
-    const Matrix<A> dstate = this->dstate(g), k = of_block(memory.k), q = of_block(memory.q), keys = rows(memory.keys);
+    const Matrix<A> dstate = this->dstate(g), k = this->k(), q = this->q(), keys = rows(memory.keys);
     const A decay = memory.from_start(0, count() - 1);
     team.assign(dstate, [&](Index i, Index j) { return dstate(i, j) * decay; });
     team.assign(keys, [&](Index i, Index j) { return memory.from_start(0, i) * q(i, j); });

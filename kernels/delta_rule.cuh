@@ -14,20 +14,37 @@
 
 namespace streambp {
 
-// Memory for so many teams. A GPU has part of it in shared memory.
-template <class T, class Device>
-Matrix<Accumulator<T>> allocate_delta_memory(Device& dev, const DeltaShape& shape, Index teams, const DeltaPart& part,
-                                             DeltaPass pass) {
-  const DeltaMemory<Accumulator<T>> one(nullptr, nullptr, shape, part, pass);
-  return allocate<Accumulator<T>>(dev, teams, one.size + (dev.kind == DeviceKind::cuda ? 0 : one.near_size),
-                                  Kind::chunk);
-}
-// For the passes that go through the rows in order
-template <class T, class Device>
-Matrix<Accumulator<T>> allocate_delta_states_memory(Device& dev, const DeltaShape& shape) {
-  const bool gpu = dev.kind == DeviceKind::cuda;
-  return allocate_delta_memory<T>(dev, shape, gpu ? narrow_parts(shape) : shape.key_heads,
-                                  gpu ? narrow_part(shape, 0) : whole_part(shape, 0), DeltaPass::states);
+// Memory for all teams. On a CPU there is one for each key head. On a GPU narrow parts go through the rows in order, and
+// then, backward, so many teams at most through the tiles in any order.
+constexpr Index kDeltaTeams = 128;
+template <class A>
+struct DeltaWork {
+  Matrix<A> teams;          // all on a CPU; those of a GPU that go through tiles
+  Matrix<A> narrow, after;  // of a GPU, for the parts; the gradients of the states after each tile
+  DeltaKeys<A> keys;        // of a GPU
+};
+template <class A, class Device>
+DeltaWork<A> allocate_delta_work(Device& dev, const DeltaSpan<A>& span, DeltaPass pass) {
+  const DeltaShape& s = span.shape;
+  const Index rows = span.rows.size(), heads = s.key_heads, tiles = ceil_div(rows, kTile);
+  const auto matrix = [&](Index rows, Index cols) { return allocate<A>(dev, rows, cols, Kind::chunk); };
+  DeltaWork<A> work;
+  const auto memory = [&](const DeltaPart& part, DeltaPass pass) {
+    return DeltaMemory<A>(nullptr, nullptr, s, part, pass, work.keys);
+  };
+  if (dev.kind == DeviceKind::cpu) {
+    const DeltaMemory<A> one = memory(whole_part(s, 0), pass);
+    work.teams = matrix(heads, one.size + one.near_size);
+    return work;
+  }
+  for (auto* x : {&work.keys.q, &work.keys.k}) *x = matrix(rows, heads * s.key_dim);
+  for (auto* x : {&work.keys.p, &work.keys.w}) *x = matrix(rows, heads * kDeltaBlock);
+  work.narrow = matrix(narrow_parts(s), memory(narrow_part(s, 0), DeltaPass::states).size);
+  if (pass == DeltaPass::gradients) {
+    work.after = matrix(tiles, s.value_heads * s.key_dim * s.value_dim);
+    work.teams = matrix(least(heads * tiles, kDeltaTeams), memory(whole_part(s, 0), pass).size);
+  }
+  return work;
 }
 
 // Products of a block of rows, over all heads.
@@ -45,19 +62,11 @@ void delta_rule(Device& dev, Matrix<T> out, const std::type_identity_t<DeltaInpu
                 const DeltaSpan<Accumulator<T>>& span) {
   require_shape("delta rule", "v", in.v, span.rows.size(), span.shape.value_heads * span.shape.value_dim);
   auto scope = dev.scope();
-  const auto memory = allocate_delta_states_memory<T>(dev, span.shape);
+  const auto work = allocate_delta_work(dev, span, DeltaPass::states);
   auto op = dev.operation("delta rule", delta_flops(span.shape, span.rows.size(), out ? 3 : 2, out ? 1.5 : 0.5, 0),
                           sizeof(T) * (2.0 * in.v.size() + 2.0 * in.q.size()));
-  if constexpr (Device::computes) compute_delta_rule(dev, out, in, span, memory);
+  if constexpr (Device::computes) compute_delta_rule(dev, out, in, span, work);
 }
-
-// On a GPU, the gradients of the states come first, in order. Then so many teams at most go through the tiles, in any order.
-constexpr Index kDeltaTeams = 128;
-template <class A>
-struct DeltaBackwardMemory {
-  Matrix<A> teams;          // of DeltaPass::gradients
-  Matrix<A> states, after;  // of a GPU: of DeltaPass::states; the gradients of the states after each tile
-};
 
 // dstates: the gradients of the states after the chunk, complete. They become those of the states before it.
 template <class Device, class T>
@@ -65,18 +74,10 @@ void delta_rule_backward(Device& dev, const DeltaGradient<T>& to, Matrix<Accumul
                          const std::type_identity_t<DeltaInput<T>>& in, const DeltaSpan<Accumulator<T>>& span) {
   require_shape("delta rule backward", "dout", dout, in.v.rows, in.v.cols);
   auto scope = dev.scope();
-  const bool gpu = dev.kind == DeviceKind::cuda;
-  const Index heads = span.shape.key_heads, tiles = ceil_div(span.rows.size(), kTile);
-  DeltaBackwardMemory<Accumulator<T>> memory;
-  memory.teams = allocate_delta_memory<T>(dev, span.shape, gpu ? least(heads * tiles, kDeltaTeams) : heads,
-                                          whole_part(span.shape, 0), DeltaPass::gradients);
-  if (gpu) {
-    memory.after = allocate<Accumulator<T>>(dev, tiles, dstates.cols, Kind::chunk);
-    memory.states = allocate_delta_states_memory<T>(dev, span.shape);
-  }
+  const auto work = allocate_delta_work(dev, span, DeltaPass::gradients);
   auto op = dev.operation("delta rule backward", delta_flops(span.shape, span.rows.size(), 10, 4, 4),
                           sizeof(T) * (4.0 * in.v.size() + 4.0 * in.q.size()));
-  if constexpr (Device::computes) compute_delta_rule_backward(dev, to, dstates, dout, in, span, memory);
+  if constexpr (Device::computes) compute_delta_rule_backward(dev, to, dstates, dout, in, span, work);
 }
 
 // --- CPU: a thread for each key head ---
@@ -134,93 +135,114 @@ struct DeltaTeam {
   }
 };
 
+// The arithmetic of a key head
+template <class T, class A = Accumulator<T>>
+DeltaHeads<DeltaTeam, T> delta_heads(const DeltaInput<T>& in, const DeltaSpan<A>& span, const DeltaWork<A>& work,
+                                     Index head, DeltaPass pass) {
+  const DeltaPart part = whole_part(span.shape, head);
+  return {{}, {work.teams.row(head), nullptr, span.shape, part, pass, work.keys}, in, span, part};
+}
+
 }  // namespace cpu
 
 template <class T>
 void compute_delta_rule(Cpu&, Matrix<T> out, const DeltaInput<T>& in, const DeltaSpan<Accumulator<T>>& span,
-                        Matrix<Accumulator<T>> memory) {
+                        const DeltaWork<Accumulator<T>>& work) {
 #pragma omp parallel for schedule(dynamic)
-  for (Index head = 0; head < span.shape.key_heads; ++head) {
-    const DeltaPart part = whole_part(span.shape, head);
-    const DeltaMemory<Accumulator<T>> of_team(memory.row(head), nullptr, span.shape, part, DeltaPass::states);
-    DeltaHeads<cpu::DeltaTeam, T>({}, of_team, in, span, part).forward(out);
-  }
+  for (Index head = 0; head < span.shape.key_heads; ++head)
+    cpu::delta_heads(in, span, work, head, DeltaPass::states).forward(out);
 }
 
 template <class T>
 void compute_delta_rule_backward(Cpu&, const DeltaGradient<T>& to, Matrix<Accumulator<T>> dstates, Input<T> dout,
                                  const DeltaInput<T>& in, const DeltaSpan<Accumulator<T>>& span,
-                                 const DeltaBackwardMemory<Accumulator<T>>& memory) {
+                                 const DeltaWork<Accumulator<T>>& work) {
 #pragma omp parallel for schedule(dynamic)
-  for (Index head = 0; head < span.shape.key_heads; ++head) {
-    const DeltaPart part = whole_part(span.shape, head);
-    const DeltaMemory<Accumulator<T>> of_team(memory.teams.row(head), nullptr, span.shape, part, DeltaPass::gradients);
-    DeltaHeads<cpu::DeltaTeam, T>({}, of_team, in, span, part).backward(span.rows, to, dstates, dout);
-  }
+  for (Index head = 0; head < span.shape.key_heads; ++head)
+    cpu::delta_heads(in, span, work, head, DeltaPass::gradients).backward(span.rows, to, dstates, dout);
 }
 
-// --- CUDA: blocks of threads, for narrow parts or for tiles ---
+// --- CUDA: blocks of threads, for tiles or for narrow parts ---
 
 #ifdef STREAMBP_CUDA
 
 namespace cuda {
 
-// The arithmetic of a part, in the memory of this block of threads.
+// The arithmetic of a part. memory: of all blocks of threads
 template <class T>
 __device__ DeltaHeads<DeltaTeam, T> delta_heads(const DeltaInput<T>& in, const DeltaSpan<float>& span,
-                                                const Matrix<float>& memory, const DeltaPart& part, DeltaPass pass) {
+                                                const DeltaKeys<float>& keys, float* memory, const DeltaPart& part,
+                                                DeltaPass pass) {
   float* near = shared_memory<float>() + DeltaTeam::kSharedNumbers;
-  return {DeltaTeam(), DeltaMemory<float>(memory.row(blockIdx.x), near, span.shape, part, pass), in, span, part};
+  return {{}, {memory, near, span.shape, part, pass, keys}, in, span, part};
+}
+__device__ inline Rows rows_of_tile(const DeltaSpan<float>& span, Index tile) {
+  return {span.rows.begin + tile * kTile, least(span.rows.begin + (tile + 1) * kTile, span.rows.end)};
 }
 
 template <class T>
 __global__ void __launch_bounds__(kDeltaThreads)
-    delta_rule_kernel(Matrix<T> out, DeltaInput<T> in, DeltaSpan<float> span, Matrix<float> memory) {
-  delta_heads<T>(in, span, memory, narrow_part(span.shape, blockIdx.x), DeltaPass::states).forward(out);
+    delta_keys_kernel(DeltaInput<T> in, DeltaSpan<float> span, DeltaKeys<float> keys) {
+  const DeltaPart part = whole_part(span.shape, blockIdx.x);
+  delta_heads<T>(in, span, keys, nullptr, part, DeltaPass::states).prepare(rows_of_tile(span, blockIdx.y));
 }
 
 template <class T>
 __global__ void __launch_bounds__(kDeltaThreads)
-    delta_states_backward_kernel(Matrix<float> after, Matrix<float> dstates, Matrix<const T> dout, DeltaInput<T> in,
-                                 DeltaSpan<float> span, Matrix<float> memory) {
-  delta_heads<T>(in, span, memory, narrow_part(span.shape, blockIdx.x), DeltaPass::states)
-      .states_backward(after, dstates, dout);
+    delta_rule_kernel(Matrix<T> out, DeltaInput<T> in, DeltaSpan<float> span, DeltaWork<float> work) {
+  const DeltaPart part = narrow_part(span.shape, blockIdx.x);
+  delta_heads<T>(in, span, work.keys, work.narrow.row(blockIdx.x), part, DeltaPass::states).forward(out);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kDeltaThreads)
-    delta_rule_backward_kernel(DeltaGradient<T> to, Matrix<float> after, Matrix<const T> dout, DeltaInput<T> in,
-                               DeltaSpan<float> span, Matrix<float> memory) {
-  for (Index i = blockIdx.x; i < after.rows * span.shape.key_heads; i += gridDim.x) {
-    const Index tile = i / span.shape.key_heads, begin = span.rows.begin + tile * kTile;
-    delta_heads<T>(in, span, memory, whole_part(span.shape, i % span.shape.key_heads), DeltaPass::gradients)
-        .backward({begin, least(begin + kTile, span.rows.end)}, to, rows_of(after, tile, 1), dout);
+    delta_states_backward_kernel(Matrix<float> dstates, Matrix<const T> dout, DeltaInput<T> in, DeltaSpan<float> span,
+                                 DeltaWork<float> work) {
+  const DeltaPart part = narrow_part(span.shape, blockIdx.x);
+  delta_heads<T>(in, span, work.keys, work.narrow.row(blockIdx.x), part, DeltaPass::states)
+      .states_backward(work.after, dstates, dout);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kDeltaThreads)
+    delta_rule_backward_kernel(DeltaGradient<T> to, Matrix<const T> dout, DeltaInput<T> in, DeltaSpan<float> span,
+                               DeltaWork<float> work) {
+  for (Index i = blockIdx.x; i < work.after.rows * span.shape.key_heads; i += gridDim.x) {
+    const DeltaPart part = whole_part(span.shape, i % span.shape.key_heads);
+    const Index tile = i / span.shape.key_heads;
+    delta_heads<T>(in, span, work.keys, work.teams.row(blockIdx.x), part, DeltaPass::gradients)
+        .backward(rows_of_tile(span, tile), to, rows_of(work.after, tile, 1), dout);
   }
 }
 
-inline std::size_t delta_shared_bytes(const DeltaShape& s) {
-  const DeltaMemory<float> one(nullptr, nullptr, s, whole_part(s, 0), DeltaPass::states);
-  return static_cast<std::size_t>(DeltaTeam::kSharedNumbers + one.near_size) * sizeof(float);
+template <class... Parameters, class... Arguments>
+void launch_delta(Cuda& dev, void (*kernel)(Parameters...), dim3 grid, const DeltaShape& s, Arguments... arguments) {
+  const DeltaMemory<float> one(nullptr, nullptr, s, whole_part(s, 0), DeltaPass::states, {});
+  const auto numbers = static_cast<std::size_t>(DeltaTeam::kSharedNumbers + one.near_size);
+  launch(dev, kernel, grid, kDeltaThreads, numbers * sizeof(float), arguments...);
 }
 
 }  // namespace cuda
 
 template <class T>
 void compute_delta_rule(Cuda& dev, Matrix<T> out, const DeltaInput<T>& in, const DeltaSpan<float>& span,
-                        Matrix<float> memory) {
-  cuda::launch(dev, cuda::delta_rule_kernel<T>, cuda::grid_of(memory.rows), cuda::kDeltaThreads,
-               cuda::delta_shared_bytes(span.shape), out, in, span, memory);
+                        const DeltaWork<float>& work) {
+  const DeltaShape& s = span.shape;
+  cuda::launch_delta(dev, cuda::delta_keys_kernel<T>, cuda::grid_of(s.key_heads, ceil_div(span.rows.size(), kTile)), s,
+                     in, span, work.keys);
+  cuda::launch_delta(dev, cuda::delta_rule_kernel<T>, cuda::grid_of(work.narrow.rows), s, out, in, span, work);
 }
 
 template <class T>
 void compute_delta_rule_backward(Cuda& dev, const DeltaGradient<T>& to, Matrix<float> dstates, Input<T> dout,
-                                 const DeltaInput<T>& in, const DeltaSpan<float>& span,
-                                 const DeltaBackwardMemory<float>& memory) {
-  const std::size_t shared = cuda::delta_shared_bytes(span.shape);
-  cuda::launch(dev, cuda::delta_states_backward_kernel<T>, cuda::grid_of(memory.states.rows), cuda::kDeltaThreads,
-               shared, memory.after, dstates, dout, in, span, memory.states);
-  cuda::launch(dev, cuda::delta_rule_backward_kernel<T>, cuda::grid_of(memory.teams.rows), cuda::kDeltaThreads, shared,
-               to, memory.after, dout, in, span, memory.teams);
+                                 const DeltaInput<T>& in, const DeltaSpan<float>& span, const DeltaWork<float>& work) {
+  const DeltaShape& s = span.shape;
+  cuda::launch_delta(dev, cuda::delta_keys_kernel<T>, cuda::grid_of(s.key_heads, work.after.rows), s, in, span,
+                     work.keys);
+  cuda::launch_delta(dev, cuda::delta_states_backward_kernel<T>, cuda::grid_of(work.narrow.rows), s, dstates, dout, in,
+                     span, work);
+  cuda::launch_delta(dev, cuda::delta_rule_backward_kernel<T>, cuda::grid_of(work.teams.rows), s, to, dout, in, span,
+                     work);
 }
 
 #endif

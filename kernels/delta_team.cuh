@@ -84,7 +84,7 @@ struct DeltaTeam {
   [[gnu::noinline]] __device__ void solve(Matrix<float> t, cpu::Op op, Matrix<float> x) const {
     float* tile = shared_memory<float>();  // the columns of t are its rows
     const bool lower = op == cpu::Op::as_is;
-    const int n = static_cast<int>(x.rows), last = lower ? 0 : n - 1, step = lower ? 1 : -1;
+    const int n = static_cast<int>(x.rows), pitch = static_cast<int>(lower ? x.stride : -x.stride);
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < kBlock * kBlock; i += kDeltaThreads) {
       const int r = i % kBlock, s = i / kBlock, row = lower ? r : n - 1 - s, col = lower ? s : n - 1 - r;
@@ -92,9 +92,9 @@ struct DeltaTeam {
     }
     __syncthreads();
     for (int j = static_cast<int>(threadIdx.x); j < x.cols; j += kDeltaThreads) {
-      float y[kBlock];
+      float *column = x.row(lower ? 0 : n - 1) + j, y[kBlock];
 #pragma unroll
-      for (int i = 0; i < kBlock; ++i) y[i] = i < n ? x(last + step * i, j) : 0;
+      for (int i = 0; i < kBlock; ++i) y[i] = i < n ? column[i * pitch] : 0;
 #pragma unroll
       for (int s = 0; s < kBlock; ++s) {
 #pragma unroll
@@ -105,9 +105,12 @@ struct DeltaTeam {
             if (r + m > s) y[r + m] = multiply_add(-factor.x[m], y[s], y[r + m]);
         }
       }
+#ifdef __CUDACC__
+      asm volatile("" : "+l"(column));  // or the compiler keeps 64 addresses in registers until here
+#endif
 #pragma unroll
       for (int i = 0; i < kBlock; ++i)
-        if (i < n) x(last + step * i, j) = y[i];
+        if (i < n) column[i * pitch] = y[i];
     }
     __syncthreads();
   }
@@ -116,47 +119,61 @@ struct DeltaTeam {
   __device__ static int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 
-  // tile(k, x) = m(x0 + x, k0 + k), or with rows and columns exchanged; zero outside of m.
+  // A slice of an operand on its way through registers: tile(k, x) = m(x, k), or m(k, x) unless rows are x; zero outside of
+  // m. The numbers of a thread are `steps` apart. If rows are x, a warp loads 8 columns of 4 rows, which are full sectors of
+  // 32 bytes, and stores them into different banks.
   template <int WIDTH>
-  __device__ static void stage(float* tile, const Matrix<float>& m, bool rows_are_x, int x0, int k0) {
-    const int stride = static_cast<int>(m.stride), xs = static_cast<int>(rows_are_x ? m.rows : m.cols) - x0,
-              ks = static_cast<int>(rows_are_x ? m.cols : m.rows) - k0;
-    constexpr int kCount = WIDTH * kSlice;
-    if (rows_are_x) {  // a warp has 4 rows and 8 columns: full sectors of 32 bytes, and different banks
-      const float* from = m.row(x0) + k0;
-#pragma unroll
-      for (int n = 0; n < kCount / kDeltaThreads; ++n) {
-        const int i = n * kDeltaThreads + static_cast<int>(threadIdx.x);
-        const int k = i % 8 + i / kWarp % (kSlice / 8) * 8, x = i / 8 % 4 + i / (4 * kSlice) * 4;
-        tile[k * kStride<WIDTH> + x] = x < xs && k < ks ? from[x * stride + k] : 0;
-      }
-    } else {
-      const float* from = m.row(k0) + x0;
-#pragma unroll
-      for (int n = 0; n < kCount / kDeltaThreads; ++n) {
-        const int i = n * kDeltaThreads + static_cast<int>(threadIdx.x), k = i / WIDTH, x = i % WIDTH;
-        tile[k * kStride<WIDTH> + x] = x < xs && k < ks ? from[k * stride + x] : 0;
+  struct Slice {
+    static constexpr int kCount = WIDTH * kSlice / kDeltaThreads;
+    const float* from;
+    int xs, ks, x, k, x_step, k_step, row, col;
+    float values[kCount];
+
+    __device__ Slice(const Matrix<float>& m, bool rows_are_x) {
+      const int i = static_cast<int>(threadIdx.x), stride = static_cast<int>(m.stride);
+      const int rows = static_cast<int>(m.rows), cols = static_cast<int>(m.cols);
+      from = m.data;
+      if (rows_are_x) {
+        xs = rows, ks = cols, x = i / 8 % 4 + i / (4 * kSlice) * 4, k = i % 8 + i / kWarp % (kSlice / 8) * 8;
+        x_step = kDeltaThreads / kSlice, k_step = 0, row = stride, col = 1;
+      } else {
+        xs = cols, ks = rows, x = i % WIDTH, k = i / WIDTH;
+        x_step = 0, k_step = kDeltaThreads / WIDTH, row = 1, col = stride;
       }
     }
-  }
+    __device__ void load(int x0, int k0) {
+      const float* first = from + static_cast<Index>(x0 + x) * row + static_cast<Index>(k0 + k) * col;
+      const int step = x_step * row + k_step * col;
+#pragma unroll
+      for (int n = 0; n < kCount; ++n)
+        values[n] = x0 + x + n * x_step < xs && k0 + k + n * k_step < ks ? first[n * step] : 0;
+    }
+    __device__ void put(float* tile) const {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) tile[(k + n * k_step) * kStride<WIDTH> + x + n * x_step] = values[n];
+    }
+  };
 
   template <int COLS>
   [[gnu::noinline]] __device__ static void product(Matrix<float> c, Matrix<float> a, cpu::Op op_a, Matrix<float> b,
                                                    cpu::Op op_b, Update update) {
     constexpr int kTogether = COLS < 4 ? COLS : 4, kWidth = COLS * kSide;
-    float *of_a = shared_memory<float>(), *of_b = of_a + kSlice * kStride<kRows>;
+    float *tile_a = shared_memory<float>(), *tile_b = tile_a + kSlice * kStride<kRows>;
+    Slice<kRows> of_a(a, op_a == cpu::Op::as_is);
+    Slice<kWidth> of_b(b, op_b == cpu::Op::transposed);
     const int inner = static_cast<int>(op_a == cpu::Op::as_is ? a.cols : a.rows);
     const int row = static_cast<int>(threadIdx.x) / kSide * 4, col = static_cast<int>(threadIdx.x) % kSide * kTogether;
     for (int i = 0; i < c.rows; i += kRows) {
       for (int j = 0; j < c.cols; j += kWidth) {
         Floats<COLS> sum[4];
+        of_a.load(i, 0), of_b.load(j, 0);
         for (int k = 0; k < inner; k += kSlice) {
-          stage<kRows>(of_a, a, op_a == cpu::Op::as_is, i, k);
-          stage<kWidth>(of_b, b, op_b == cpu::Op::transposed, j, k);
+          of_a.put(tile_a), of_b.put(tile_b);
           __syncthreads();
+          if (k + kSlice < inner) of_a.load(i, k + kSlice), of_b.load(j, k + kSlice);
 #pragma unroll 8
           for (int n = 0; n < kSlice; ++n)
-            multiply(sum, of_a + n * kStride<kRows> + row, of_b + n * kStride<kWidth> + col);
+            multiply(sum, tile_a + n * kStride<kRows> + row, tile_b + n * kStride<kWidth> + col);
           __syncthreads();
         }
 #pragma unroll
