@@ -206,11 +206,10 @@ class DeltaHeads {
       }
       memory.from_start(0, i) = decayed(static_cast<A>(sum));
     });
-    team.each(count(), count(), [&](Index i, Index j) {
-      const A decay = j <= i ? decayed(d(i, j)) : A(0);
-      d(i, j) = decay;
-      memory.m(i, j) = decay * p(i, j), memory.t(i, j) = j < i ? memory.beta(0, i) * decay * w(i, j) : A(0);
-    });
+    team.assign(d, [&](Index i, Index j) { return j <= i ? decayed(d(i, j)) : A(0); });
+    team.assign(pairs(memory.m), [&](Index i, Index j) { return d(i, j) * p(i, j); });
+    team.assign(pairs(memory.t),
+                [&](Index i, Index j) { return j < i ? memory.beta(0, i) * d(i, j) * w(i, j) : A(0); });
     team.assign(row_of(memory.to_end), [&](Index, Index i) { return d(count() - 1, i); });
   }
 

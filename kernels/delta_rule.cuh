@@ -106,16 +106,12 @@ struct DeltaTeam {
   void across(Index n, F&& f) const {
     for (Index i = 0; i < n; ++i) f(i);
   }
-  template <class F>
-  void each(Index rows, Index cols, F&& f) const {
-    for (Index i = 0; i < rows; ++i) {
-#pragma omp simd
-      for (Index j = 0; j < cols; ++j) f(i, j);
-    }
-  }
   template <class M, class F>
   void assign(Matrix<M> to, F&& f) const {
-    each(to.rows, to.cols, [&](Index i, Index j) { to(i, j) = f(i, j); });
+    for (Index i = 0; i < to.rows; ++i) {
+#pragma omp simd
+      for (Index j = 0; j < to.cols; ++j) to(i, j) = f(i, j);
+    }
   }
   template <class A>
   void product(Matrix<A> c, Matrix<A> a, Op op_a, Matrix<A> b, Op op_b, Update update) const {
@@ -181,7 +177,7 @@ __device__ inline Rows rows_of_tile(const DeltaSpan<float>& span, Index tile) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kDeltaThreads)
+__global__ void __launch_bounds__(kDeltaThreads, 2)
     delta_keys_kernel(DeltaInput<T> in, DeltaSpan<float> span, DeltaKeys<float> keys) {
   const DeltaPart part = whole_part(span.shape, blockIdx.x);
   delta_heads<T>(in, span, keys, nullptr, part, DeltaPass::states).prepare(rows_of_tile(span, blockIdx.y));

@@ -46,12 +46,6 @@ struct DeltaTeam {
   __device__ void across(Index n, F&& f) const {
     for (int j = lane(); j < n; j += kWarp) f(j);
   }
-  template <class F>
-  __device__ void each(Index rows, Index cols, F&& f) const {
-    for (int i = warp(); i < rows; i += kDeltaWarps)
-      for (int j = lane(); j < cols; j += kWarp) f(i, j);
-    __syncthreads();
-  }
   // to(i, j) = f(i, j). A thread loads what it needs for several rows before it stores the first, to wait only once.
   template <class M, class F>
   __device__ void assign(Matrix<M> to, F&& f) const {
@@ -63,7 +57,7 @@ struct DeltaTeam {
 #pragma unroll
         for (int n = 0; n < kMany; ++n) {
           const int i = begin + n * kDeltaWarps;
-          values[n] = f(i < rows ? i : rows - 1, j);
+          values[n] = f(i < rows ? i : begin, j);
         }
 #pragma unroll
         for (int n = 0; n < kMany; ++n)
