@@ -9,16 +9,42 @@
 #include "kernels/base/device.cuh"
 #include "kernels/delta_heads.h"
 #ifdef STREAMBP_CUDA
-#include "kernels/base/cuda.cuh"
+#include "kernels/delta_team.cuh"
 #endif
 
 namespace streambp {
 
-// Memory for all key heads.
-template <class T, class Device>
-Matrix<Accumulator<T>> allocate_delta_memory(Device& dev, const DeltaShape& shape) {
-  using A = Accumulator<T>;
-  return allocate<A>(dev, shape.key_heads, DeltaMemory<A>(nullptr, shape).size, Kind::chunk);
+// Memory for all teams. On a CPU there is one for each key head. On a GPU narrow parts go through the rows in order, and
+// then, backward, so many teams at most through the tiles in any order.
+constexpr Index kDeltaTeams = 128;
+template <class A>
+struct DeltaWork {
+  Matrix<A> teams;          // all on a CPU; those of a GPU that go through tiles
+  Matrix<A> narrow, after;  // of a GPU, for the parts; the gradients of the states after each tile
+  DeltaKeys<A> keys;        // of a GPU
+};
+template <class A, class Device>
+DeltaWork<A> allocate_delta_work(Device& dev, const DeltaSpan<A>& span, DeltaPass pass) {
+  const DeltaShape& s = span.shape;
+  const Index rows = span.rows.size(), heads = s.key_heads, tiles = ceil_div(rows, kTile);
+  const auto matrix = [&](Index rows, Index cols) { return allocate<A>(dev, rows, cols, Kind::chunk); };
+  DeltaWork<A> work;
+  const auto memory = [&](const DeltaPart& part, DeltaPass pass) {
+    return DeltaMemory<A>(nullptr, nullptr, s, part, pass, work.keys);
+  };
+  if (dev.kind == DeviceKind::cpu) {
+    const DeltaMemory<A> one = memory(whole_part(s, 0), pass);
+    work.teams = matrix(heads, one.size + one.near_size);
+    return work;
+  }
+  for (auto* x : {&work.keys.q, &work.keys.k}) *x = matrix(rows, heads * s.key_dim);
+  for (auto* x : {&work.keys.p, &work.keys.w}) *x = matrix(rows, heads * kDeltaBlock);
+  work.narrow = matrix(narrow_parts(s), memory(narrow_part(s, 0), DeltaPass::states).size);
+  if (pass == DeltaPass::gradients) {
+    work.after = matrix(tiles, s.value_heads * s.key_dim * s.value_dim);
+    work.teams = matrix(least(heads * tiles, kDeltaTeams), memory(whole_part(s, 0), pass).size);
+  }
+  return work;
 }
 
 // Products of a block of rows, over all heads.
@@ -36,10 +62,10 @@ void delta_rule(Device& dev, Matrix<T> out, const std::type_identity_t<DeltaInpu
                 const DeltaSpan<Accumulator<T>>& span) {
   require_shape("delta rule", "v", in.v, span.rows.size(), span.shape.value_heads * span.shape.value_dim);
   auto scope = dev.scope();
-  const auto memory = allocate_delta_memory<T>(dev, span.shape);
+  const auto work = allocate_delta_work(dev, span, DeltaPass::states);
   auto op = dev.operation("delta rule", delta_flops(span.shape, span.rows.size(), out ? 3 : 2, out ? 1.5 : 0.5, 0),
                           sizeof(T) * (2.0 * in.v.size() + 2.0 * in.q.size()));
-  if constexpr (Device::computes) compute_delta_rule(dev, out, in, span, memory);
+  if constexpr (Device::computes) compute_delta_rule(dev, out, in, span, work);
 }
 
 // dstates: the gradients of the states after the chunk, complete. They become those of the states before it.
@@ -48,10 +74,10 @@ void delta_rule_backward(Device& dev, const DeltaGradient<T>& to, Matrix<Accumul
                          const std::type_identity_t<DeltaInput<T>>& in, const DeltaSpan<Accumulator<T>>& span) {
   require_shape("delta rule backward", "dout", dout, in.v.rows, in.v.cols);
   auto scope = dev.scope();
-  const auto memory = allocate_delta_memory<T>(dev, span.shape);
+  const auto work = allocate_delta_work(dev, span, DeltaPass::gradients);
   auto op = dev.operation("delta rule backward", delta_flops(span.shape, span.rows.size(), 10, 4, 4),
                           sizeof(T) * (4.0 * in.v.size() + 4.0 * in.q.size()));
-  if constexpr (Device::computes) compute_delta_rule_backward(dev, to, dstates, dout, in, span, memory);
+  if constexpr (Device::computes) compute_delta_rule_backward(dev, to, dstates, dout, in, span, work);
 }
 
 // --- CPU: a thread for each key head ---
@@ -60,132 +86,159 @@ namespace cpu {
 
 struct DeltaTeam {
   template <class F>
-  void one(F&& f) const {
-    f();
+  void by_thread(Index n, F&& f) const {
+    for (Index i = 0; i < n; ++i) f(i);
   }
   template <class F>
-  void rows(Index rows, F&& f) const {
-    for (Index i = 0; i < rows; ++i) f(i);
-  }
-  template <class F>
-  void each(Index rows, Index cols, F&& f) const {
-    for (Index i = 0; i < rows; ++i) {
-#pragma omp simd
-      for (Index j = 0; j < cols; ++j) f(i, j);
-    }
-  }
-  template <class F>
-  void columns(Index cols, F&& f) const {
-    f(Rows{0, cols});
+  void by_warp(Index n, F&& f) const {
+    for (Index i = 0; i < n; ++i) f(i);
   }
   template <class F>
   auto sum(Index n, F&& f) const {
     return sum_of(n, f);
+  }
+  template <class V, class F>
+  V add(V sum, Rows range, F&& f) const {
+    for (Index i = range.begin; i < range.end; ++i) sum += f(i);
+    return sum;
+  }
+  template <class F>
+  void across(Index n, F&& f) const {
+    for (Index i = 0; i < n; ++i) f(i);
+  }
+  template <class M, class F>
+  void assign(Matrix<M> to, F&& f) const {
+    for (Index i = 0; i < to.rows; ++i) {
+#pragma omp simd
+      for (Index j = 0; j < to.cols; ++j) to(i, j) = f(i, j);
+    }
   }
   template <class A>
   void product(Matrix<A> c, Matrix<A> a, Op op_a, Matrix<A> b, Op op_b, Update update) const {
     for (Index i = 0; i < c.rows && update == Update::assign; ++i) std::fill_n(c.row(i), c.cols, A(0));
     gemm<A>(c, a, op_a, b, op_b);
   }
+  // x becomes (I + t)⁻¹ x or (I + tᵀ)⁻¹ x; t is below the diagonal.
+  template <class A>
+  void solve(Matrix<A> t, Op op, Matrix<A> x) const {
+    const auto subtract_row = [&](Index i, A factor, Index from) {
+      for (Index j = 0; j < x.cols; ++j) x(i, j) = multiply_add(-factor, x(from, j), x(i, j));
+    };
+    for (Index n = 1; n < x.rows; ++n) {
+      const Index i = op == Op::as_is ? n : x.rows - n;
+      for (Index j = 0; j < i; ++j) op == Op::as_is ? subtract_row(i, t(i, j), j) : subtract_row(j, t(i, j), i);
+    }
+  }
 };
+
+// The arithmetic of a key head
+template <class T, class A = Accumulator<T>>
+DeltaHeads<DeltaTeam, T> delta_heads(const DeltaInput<T>& in, const DeltaSpan<A>& span, const DeltaWork<A>& work,
+                                     Index head, DeltaPass pass) {
+  const DeltaPart part = whole_part(span.shape, head);
+  return {{}, {work.teams.row(head), nullptr, span.shape, part, pass, work.keys}, in, span, part};
+}
 
 }  // namespace cpu
 
 template <class T>
 void compute_delta_rule(Cpu&, Matrix<T> out, const DeltaInput<T>& in, const DeltaSpan<Accumulator<T>>& span,
-                        Matrix<Accumulator<T>> memory) {
+                        const DeltaWork<Accumulator<T>>& work) {
 #pragma omp parallel for schedule(dynamic)
   for (Index head = 0; head < span.shape.key_heads; ++head)
-    DeltaHeads<cpu::DeltaTeam, T>({}, memory.row(head), in, span, head).forward(out);
+    cpu::delta_heads(in, span, work, head, DeltaPass::states).forward(out);
 }
 
 template <class T>
 void compute_delta_rule_backward(Cpu&, const DeltaGradient<T>& to, Matrix<Accumulator<T>> dstates, Input<T> dout,
                                  const DeltaInput<T>& in, const DeltaSpan<Accumulator<T>>& span,
-                                 Matrix<Accumulator<T>> memory) {
+                                 const DeltaWork<Accumulator<T>>& work) {
 #pragma omp parallel for schedule(dynamic)
   for (Index head = 0; head < span.shape.key_heads; ++head)
-    DeltaHeads<cpu::DeltaTeam, T>({}, memory.row(head), in, span, head).backward(to, dstates, dout);
+    cpu::delta_heads(in, span, work, head, DeltaPass::gradients).backward(span.rows, to, dstates, dout);
 }
 
-// --- CUDA: a block of threads for each key head ---
+// --- CUDA: blocks of threads, for tiles or for narrow parts ---
 
 #ifdef STREAMBP_CUDA
 
 namespace cuda {
 
-constexpr int kDeltaThreads = 256;
-
-struct DeltaTeam {
-  template <class F>
-  __device__ void one(F&& f) const {
-    if (threadIdx.x == 0) f();
-    __syncthreads();
-  }
-  template <class F>
-  __device__ void rows(Index rows, F&& f) const {
-    for (Index i = threadIdx.x; i < rows; i += kDeltaThreads) f(i);
-    __syncthreads();
-  }
-  template <class F>
-  __device__ void each(Index rows, Index cols, F&& f) const {
-    for (Index i = threadIdx.x; i < rows * cols; i += kDeltaThreads) f(i / cols, i % cols);
-    __syncthreads();
-  }
-  template <class F>
-  __device__ void columns(Index cols, F&& f) const {
-    for (Index j = threadIdx.x; j < cols; j += kDeltaThreads) f(Rows{j, j + 1});
-    __syncthreads();
-  }
-  template <class F>
-  __device__ auto sum(Index n, F&& f) const {
-    auto sum = f(0);
-    for (Index j = 1; j < n; ++j) sum += f(j);
-    return sum;
-  }
-  __device__ void product(Matrix<float> c, Matrix<float> a, cpu::Op op_a, Matrix<float> b, cpu::Op op_b,
-                          Update update) const {
-    const Index inner = op_a == cpu::Op::as_is ? a.cols : a.rows;
-    const Index a_step = op_a == cpu::Op::as_is ? 1 : a.stride, b_step = op_b == cpu::Op::as_is ? b.stride : 1;
-    each(c.rows, c.cols, [&](Index i, Index j) {
-      const float* x = op_a == cpu::Op::as_is ? a.row(i) : a.data + i;
-      const float* y = op_b == cpu::Op::as_is ? b.data + j : b.row(j);
-      float sum = 0;
-      for (Index k = 0; k < inner; ++k) sum = multiply_add(x[k * a_step], y[k * b_step], sum);
-      c(i, j) = update == Update::add ? c(i, j) + sum : sum;
-    });
-  }
-};
-
+// The arithmetic of a part. memory: of all blocks of threads
 template <class T>
-__global__ void __launch_bounds__(kDeltaThreads, 1)
-    delta_rule_kernel(Matrix<T> out, DeltaInput<T> in, DeltaSpan<float> span, Matrix<float> memory) {
-  const Index head = blockIdx.x;
-  DeltaHeads<DeltaTeam, T>({}, memory.row(head), in, span, head).forward(out);
+__device__ DeltaHeads<DeltaTeam, T> delta_heads(const DeltaInput<T>& in, const DeltaSpan<float>& span,
+                                                const DeltaKeys<float>& keys, float* memory, const DeltaPart& part,
+                                                DeltaPass pass) {
+  float* near = shared_memory<float>() + DeltaTeam::kSharedNumbers;
+  return {{}, {memory, near, span.shape, part, pass, keys}, in, span, part};
+}
+__device__ inline Rows rows_of_tile(const DeltaSpan<float>& span, Index tile) {
+  return {span.rows.begin + tile * kTile, least(span.rows.begin + (tile + 1) * kTile, span.rows.end)};
 }
 
 template <class T>
-__global__ void __launch_bounds__(kDeltaThreads, 1)
-    delta_rule_backward_kernel(DeltaGradient<T> to, Matrix<float> dstates, Matrix<const T> dout, DeltaInput<T> in,
-                               DeltaSpan<float> span, Matrix<float> memory) {
-  const Index head = blockIdx.x;
-  DeltaHeads<DeltaTeam, T>({}, memory.row(head), in, span, head).backward(to, dstates, dout);
+__global__ void __launch_bounds__(kDeltaThreads, 2)
+    delta_keys_kernel(DeltaInput<T> in, DeltaSpan<float> span, DeltaKeys<float> keys) {
+  const DeltaPart part = whole_part(span.shape, blockIdx.x);
+  delta_heads<T>(in, span, keys, nullptr, part, DeltaPass::states).prepare(rows_of_tile(span, blockIdx.y));
+}
+
+template <class T>
+__global__ void __launch_bounds__(kDeltaThreads)
+    delta_rule_kernel(Matrix<T> out, DeltaInput<T> in, DeltaSpan<float> span, DeltaWork<float> work) {
+  const DeltaPart part = narrow_part(span.shape, blockIdx.x);
+  delta_heads<T>(in, span, work.keys, work.narrow.row(blockIdx.x), part, DeltaPass::states).forward(out);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kDeltaThreads)
+    delta_states_backward_kernel(Matrix<float> dstates, Matrix<const T> dout, DeltaInput<T> in, DeltaSpan<float> span,
+                                 DeltaWork<float> work) {
+  const DeltaPart part = narrow_part(span.shape, blockIdx.x);
+  delta_heads<T>(in, span, work.keys, work.narrow.row(blockIdx.x), part, DeltaPass::states)
+      .states_backward(work.after, dstates, dout);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kDeltaThreads)
+    delta_rule_backward_kernel(DeltaGradient<T> to, Matrix<const T> dout, DeltaInput<T> in, DeltaSpan<float> span,
+                               DeltaWork<float> work) {
+  for (Index i = blockIdx.x; i < work.after.rows * span.shape.key_heads; i += gridDim.x) {
+    const DeltaPart part = whole_part(span.shape, i % span.shape.key_heads);
+    const Index tile = i / span.shape.key_heads;
+    delta_heads<T>(in, span, work.keys, work.teams.row(blockIdx.x), part, DeltaPass::gradients)
+        .backward(rows_of_tile(span, tile), to, rows_of(work.after, tile, 1), dout);
+  }
+}
+
+template <class... Parameters, class... Arguments>
+void launch_delta(Cuda& dev, void (*kernel)(Parameters...), dim3 grid, const DeltaShape& s, Arguments... arguments) {
+  const DeltaMemory<float> one(nullptr, nullptr, s, whole_part(s, 0), DeltaPass::states, {});
+  const auto numbers = static_cast<std::size_t>(DeltaTeam::kSharedNumbers + one.near_size);
+  launch(dev, kernel, grid, kDeltaThreads, numbers * sizeof(float), arguments...);
 }
 
 }  // namespace cuda
 
 template <class T>
 void compute_delta_rule(Cuda& dev, Matrix<T> out, const DeltaInput<T>& in, const DeltaSpan<float>& span,
-                        Matrix<float> memory) {
-  cuda::launch(dev, cuda::delta_rule_kernel<T>, cuda::grid_of(span.shape.key_heads, 1), cuda::kDeltaThreads, 0, out, in,
-               span, memory);
+                        const DeltaWork<float>& work) {
+  const DeltaShape& s = span.shape;
+  cuda::launch_delta(dev, cuda::delta_keys_kernel<T>, cuda::grid_of(s.key_heads, ceil_div(span.rows.size(), kTile)), s,
+                     in, span, work.keys);
+  cuda::launch_delta(dev, cuda::delta_rule_kernel<T>, cuda::grid_of(work.narrow.rows), s, out, in, span, work);
 }
 
 template <class T>
 void compute_delta_rule_backward(Cuda& dev, const DeltaGradient<T>& to, Matrix<float> dstates, Input<T> dout,
-                                 const DeltaInput<T>& in, const DeltaSpan<float>& span, Matrix<float> memory) {
-  cuda::launch(dev, cuda::delta_rule_backward_kernel<T>, cuda::grid_of(span.shape.key_heads, 1), cuda::kDeltaThreads, 0,
-               to, dstates, dout, in, span, memory);
+                                 const DeltaInput<T>& in, const DeltaSpan<float>& span, const DeltaWork<float>& work) {
+  const DeltaShape& s = span.shape;
+  cuda::launch_delta(dev, cuda::delta_keys_kernel<T>, cuda::grid_of(s.key_heads, work.after.rows), s, in, span,
+                     work.keys);
+  cuda::launch_delta(dev, cuda::delta_states_backward_kernel<T>, cuda::grid_of(work.narrow.rows), s, dstates, dout, in,
+                     span, work);
+  cuda::launch_delta(dev, cuda::delta_rule_backward_kernel<T>, cuda::grid_of(work.teams.rows), s, to, dout, in, span,
+                     work);
 }
 
 #endif

@@ -38,38 +38,84 @@ struct DeltaSpan {
   bool cached = false;  // in generation: `states` has one row, before the rows, and after them if they are whole blocks
 };
 
-// The memory of a team. A segment is what a document has of a tile.
+// What a team computes: some value heads of a key head, and some columns of their values.
+struct DeltaPart {
+  Index key_head;
+  Rows group, columns;
+};
+constexpr DeltaPart whole_part(const DeltaShape& s, Index key_head) {
+  return {key_head, {0, s.group()}, {0, s.value_dim}};
+}
+// In passes that go through the rows in order, columns of values are independent: enough small parts for a GPU.
+constexpr Index kDeltaColumns = 32;
+constexpr Index narrow_parts(const DeltaShape& s) { return s.value_heads * ceil_div(s.value_dim, kDeltaColumns); }
+constexpr DeltaPart narrow_part(const DeltaShape& s, Index i) {
+  const Index head = i % s.value_heads, g = head % s.group();
+  return {head / s.group(), {g, g + 1}, piece(i / s.value_heads, kDeltaColumns, s.value_dim)};
+}
+
+// Queries and keys of unit length, and P and W of each block. They are those of a segment, in the memory of a team; a GPU
+// computes those of a chunk once, for all teams.
+template <class A>
+struct DeltaKeys {
+  Matrix<A> q, k, p, w;
+  constexpr DeltaKeys of_head(Index head, const DeltaShape& s) const {
+    const auto part = [&](Matrix<A> m, Index cols) { return Matrix<A>(m.data + head * cols, m.rows, cols, m.stride); };
+    return {part(q, s.key_dim), part(k, s.key_dim), part(p, kDeltaBlock), part(w, kDeltaBlock)};
+  }
+};
+
+// The memory of a team. A segment is what a document has of a tile. `near` is what many threads read often, and is in a
+// GPU's shared memory; without a place for it, it is behind the rest.
+enum class DeltaPass { states, gradients };
 template <class A>
 struct DeltaMemory {
-  A* next;
-  Index size = 0;
+  A *next, *next_near;
+  Index size = 0, near_size = 0;
 
-  Matrix<A> q, k, dq, dk;                                    // rows of a segment, of unit length; and their gradients
-  Matrix<A> p, w;                                            // of each block of a segment
-  Matrix<A> before, u;                                       // states before each block; U
-  Matrix<A> state, dstate;                                   // of each value head
-  Matrix<A> ks, qs, kds, dout, db;                           // rows of a block, as wide as values
-  Matrix<A> keys, products;                                  // rows of a block, as wide as keys
-  Matrix<A> d, m, t, dou, dbu, dp, dw;                       // pairs of rows of a block
-  Matrix<A> beta, from_start, to_end, at_end, dg, of_state;  // a number for each row, the last for each row of a state
+  DeltaKeys<A> of;                  // its head's keys
+  bool of_chunk = false;            // and not of a segment
+  Matrix<A> dq, dk;                 // rows of a segment: gradients of its q and k
+  Matrix<A> before, u;              // states before each block; U
+  Matrix<A> state, dstate;          // of each value head; in the same memory
+  Matrix<A> ks, qs, kds, dout, db;  // rows of a block, as wide as values
+  Matrix<A> keys, products;         // rows of a block, as wide as keys
+  Matrix<A> dou, dbu, dp, dw;       // pairs of rows of a block
+  Matrix<A> d, m, t;                // the same, near
+  // a number for each row, the last for each row of a state
+  Matrix<A> decay, beta, from_start, to_end, at_end, dg, of_state;
 
-  constexpr DeltaMemory(A* memory, const DeltaShape& s) : next(memory) {
-    for (auto* x : {&q, &k, &dq, &dk}) *x = take(kTile, s.key_dim);
-    for (auto* x : {&p, &w}) *x = take(kTile, kDeltaBlock);
-    before = take(kTile / kDeltaBlock * s.key_dim, s.value_dim), u = take(kTile, s.value_dim);
-    for (auto* x : {&state, &dstate}) *x = take(s.group() * s.key_dim, s.value_dim);
-    for (auto* x : {&ks, &qs, &kds, &dout, &db}) *x = take(kDeltaBlock, s.value_dim);
-    for (auto* x : {&keys, &products}) *x = take(kDeltaBlock, s.key_dim);
-    for (auto* x : {&d, &m, &t, &dou, &dbu, &dp, &dw}) *x = take(kDeltaBlock, kDeltaBlock);
-    for (auto* x : {&beta, &from_start, &to_end, &at_end, &dg}) *x = take(1, kDeltaBlock);
-    of_state = take(1, s.key_dim);
+  // prepared: the keys of a chunk, or empty
+  constexpr DeltaMemory(A* memory, A* near, const DeltaShape& s, const DeltaPart& part, DeltaPass pass,
+                        const DeltaKeys<A>& prepared)
+      : next(memory), next_near(near), of_chunk(prepared.q) {
+    if (of_chunk)
+      of = prepared.of_head(part.key_head, s);
+    else
+      take(kTile, s.key_dim, of.q, of.k), take(kTile, kDeltaBlock, of.p, of.w);
+    const Index width = part.columns.size();
+    take(kTile, width, u), take(part.group.size() * s.key_dim, width, state);
+    take(kDeltaBlock, width, ks, qs, kds, dout, db), take(kDeltaBlock, s.key_dim, keys);
+    dstate = state;
+    if (pass == DeltaPass::gradients) {
+      take(kTile, s.key_dim, dq, dk), take(kTile / kDeltaBlock * s.key_dim, width, before);
+      take(kDeltaBlock, s.key_dim, products), take(kDeltaBlock, kDeltaBlock, dou, dbu, dp, dw);
+    }
+    if (!near) next_near = next;
+    take_near(kDeltaBlock, kDeltaBlock, d, m, t);
+    take_near(1, kDeltaBlock, decay, beta, from_start, to_end, at_end, dg), take_near(1, s.key_dim, of_state);
   }
 
  private:
-  constexpr Matrix<A> take(Index rows, Index cols) {
-    const Matrix<A> m(next, rows, cols);
-    if (next) next += rows * cols;
-    size += rows * cols;
+  constexpr void take(Index rows, Index cols, auto&... x) { ((x = taken(next, size, {nullptr, rows, cols})), ...); }
+  // Columns are in different banks of shared memory, as rows are.
+  constexpr void take_near(Index rows, Index cols, auto&... x) {
+    ((x = taken(next_near, near_size, {nullptr, rows, cols, cols + 1})), ...);
+  }
+  constexpr Matrix<A> taken(A*& next, Index& size, Matrix<A> m) {
+    m.data = next;
+    if (next) next += m.rows * m.stride;
+    size += m.rows * m.stride;
     return m;
   }
 };
