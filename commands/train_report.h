@@ -117,6 +117,10 @@ class TrainReport : public Observer {
                  {"far_memory", device.far.peak()},
                  {"seconds", seconds}};
     for (const auto& [measure, value] : result.measures.others) line[measure] = value;
+    if (const RoutingCounts& routing = result.measures.routing; routing.experts > 0) {
+      line["expert_entropy"] = routing.entropy(), line["busiest_expert"] = routing.busiest();
+      routing_ += routing;
+    }
     record(line);
     last_step_ = step;
     if (options_.online_grpo() && run_.grpo->begins_round(step)) check_round(step, result.measures);
@@ -132,6 +136,14 @@ class TrainReport : public Observer {
           shown(result.measures), result.gradient.norm, human_count(tokens_per_second), 100 * utilisation,
           human_bytes(device.arena.peak()), left / 60, left % 60, Escape{lasting ? "\n" : ""});
     std::fflush(stdout);
+  }
+  // Of each layer's experts, 1 for equal use.
+  static Json loads(const RoutingCounts& routing) {
+    std::vector<std::vector<double>> loads(static_cast<std::size_t>(routing.layers()));
+    for (std::size_t l = 0; l < loads.size(); ++l)
+      for (Index e = 0; e < routing.experts; ++e)
+        loads[l].push_back(std::round(1000 * routing.load(static_cast<Index>(l), e)) / 1000);
+    return loads;
   }
   // On-line GRPO: rounds that teach nothing.
   void check_round(Index step, const Measures& measures) {
@@ -158,6 +170,7 @@ class TrainReport : public Observer {
                        e.halves->second);
     }
     for (const auto& [measure, value] : e.measures.others) line["evaluation_" + measure] = value;
+    if (routing_.rows > 0) line["expert_load"] = loads(std::exchange(routing_, {}));
     record(line);
     if (sample && step < run_.last_step()) add_sample(step);
     write_page();
@@ -268,6 +281,7 @@ class TrainReport : public Observer {
   const TrainOptions& options_;
   const TrainTask& task_;
   const Run& run_;
+  RoutingCounts routing_;  // since the last evaluation
   const double machine_rate_;
   Index first_step_ = 0, last_step_ = 0, idle_rounds_ = 0;
   Stopwatch watch_;

@@ -1,6 +1,8 @@
 // How the rows of one or several micro-batches used the experts of each layer.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -26,6 +28,26 @@ struct RoutingCounts {
     double sum = 0;
     for (Index e = 0; e < experts; ++e) sum += mean_chosen(e) * mean_probability(e);
     return sum * static_cast<double>(experts);
+  }
+  // How many rows an expert of a layer has, beside equal use by all.
+  double load(Index layer, Index e) const {
+    double all = 0;
+    for (Index other = 0; other < experts; ++other) all += chosen(layer, other);
+    return all > 0 ? chosen(layer, e) * static_cast<double>(experts) / all : 0;
+  }
+  double busiest() const {
+    double most = 0;
+    for (Index l = 0; l < layers(); ++l)
+      for (Index e = 0; e < experts; ++e) most = std::max(most, load(l, e));
+    return most;
+  }
+  // Of the use of a layer's experts, as a share of that of equal use; the mean over layers.
+  double entropy() const {
+    double sum = 0;
+    for (Index l = 0; l < layers(); ++l)
+      for (Index e = 0; e < experts; ++e)
+        if (const double p = load(l, e) / static_cast<double>(experts); p > 0) sum -= p * std::log(p);
+    return experts > 1 && layers() > 0 ? sum / std::log(experts) / static_cast<double>(layers()) : 1;
   }
   RoutingCounts& operator+=(const RoutingCounts& more) {
     experts = std::max(experts, more.experts), rows += more.rows;

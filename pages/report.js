@@ -18,6 +18,8 @@ const groups = [
   ["Entropy, nats per token", ["entropy", "evaluation_entropy"]],
   ["KL to the reference model", ["kl", "evaluation_kl"]],
   ["Clipped ratios", ["clip_fraction"], format.percent],
+  ["Busiest expert of all layers: rows, beside equal use", ["busiest_expert"]],
+  ["Entropy of the use of experts, beside equal use", ["expert_entropy"], format.percent],
   ["Gradient norm", ["gradient_norm"]], ["Learning rate", ["rate"]],
   ["Tokens a second", ["tokens_per_second"], format.count],
   ["Share of the matrix products' rate", ["utilisation"], format.percent],
@@ -147,6 +149,21 @@ function written({ completions, samples }) {
     samples.length ? [heading("Samples"), samples.map(sample)] : []];
 }
 
+// A line for each layer, a square for each expert: white has no rows, the full colour twice those of equal use or more.
+function experts({ expert_load: load }) {
+  if (!Array.isArray(load) || !load.length) return [];
+  const size = Math.max(4, Math.min(16, 320 / load.length));
+  const picture = new Picture(size * load.length, "Use of the experts of each layer", (context, width) => {
+    load.forEach((line, l) => line.forEach((share, e) => {
+      context.globalAlpha = Math.min(1, share / 2);
+      fill(context, "blue", (e * width) / line.length, l * size, width / line.length - 0.5, size - 0.5);
+    }));
+  });
+  const [least, most] = [Math.min, Math.max].map((of) => format.number(of(...load.flat())));
+  return [heading("Experts"), soft("Rows of each expert (columns) in each layer (lines) since the evaluation before, beside ",
+    `equal use: from ${least} to ${most}. The full colour is 2 or more, none is 0.`), element("figure", {}, picture.canvas)];
+}
+
 // How long the gradients of two runs have the same fingerprints. A fingerprint is [step, of this step, of all steps from
 // the first one without a gap, this first step].
 function compared(a, b) {
@@ -175,5 +192,5 @@ function comparison() {
 if (runs.length > 0) {
   const one = runs.length === 1, title = (run) => heading(one ? "The run" : `The run “${run.name}”`);
   page(data.title, part(() => (one ? state(runs[0]) : comparison())), part(curves),
-    runs.map((run) => [title(run), part(() => facts(run))]), one ? part(() => written(runs[0])) : []);
+    runs.map((run) => [title(run), part(() => facts(run))]), one ? [part(() => experts(runs[0])), part(() => written(runs[0]))] : []);
 }

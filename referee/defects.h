@@ -86,8 +86,9 @@ bool change(V& field, const V& value) {
   return std::exchange(field, value) != value;
 }
 
-// What only the oracle computes is for small models, in seconds.
+// What only the oracle computes is for small models, in seconds. It knows no micro-batches, which balance their experts.
 inline bool is_small(TrainingCase& c) {
+  if (c.config.balance() > 0) return false;
   Index tokens = 0;
   for (const RecordedBatch& b : c.step.batches) tokens += b.batch.size();
   return tokens * parameter_count(c.config) <= 1'000'000'000;
@@ -361,6 +362,24 @@ inline const std::vector<Defect>& all_defects() {
        [](TrainingCase& c) {
          return c.config.attention_gate && is_small(c) && change(c.wrong.gates_attention, false);
        }},
+      {"router-renormalised",
+       "experts with weights that are divided by their sum in a model where they are not, or the reverse",
+       [](TrainingCase& c) {
+         const bool differs = c.config.experts_per_token < c.config.experts;
+         return differs && change(c.config.router_renormalised, !c.config.router_renormalised);
+       }},
+      {"router-bias", "experts weighed with the bias that only chooses them",
+       [](TrainingCase& c) { return c.config.router_bias && is_small(c) && change(c.wrong.bias_weighs, true); }},
+      {"shared-gate", "a shared expert without its gate",
+       [](TrainingCase& c) { return c.config.shared_mlp > 0 && is_small(c) && change(c.wrong.gates_shared, false); }},
+      {"balance-missing", "a loss that does not balance the experts",
+       [](TrainingCase& c) { return c.config.balance() > 0 && change(c.config.balanced, false); }},
+      {"balance-doubled", "a loss that balances the experts twice",
+       [](TrainingCase& c) {
+         return c.config.balance() > 0 && change(c.config.balance_factor, 2 * c.config.balance());
+       }},
+      {"branch-router", "another gradient of the logits of routers",
+       [](TrainingCase& c) { return c.config.experts > 0 && is_small(c); }, Where::layers},
       {"rope-whole-head", "a model that rotates whole heads, not a part of them",
        [](TrainingCase& c) {
          const bool possible = rotates(c) && c.config.rope_scaling.type != RopeType::longrope;

@@ -190,15 +190,16 @@ inline Array experts(Tape& tape, const Config& c, const Layer<Number>& w, Array 
     return linear(tape, in, own);
   };
   const Array bias = r.bias ? Array(r.bias) : Array();
-  const Array logits = linear(tape, x, r.router);
+  const Array logits = branch(tape, "branch-router", linear(tape, x, r.router));
   if (c.balance() > 0) tape.routers.push_back({logits, choice(tape, c.routed(), logits, bias)});
   Array y = mixture(tape, c.routed(), x, logits, bias, [&](Index e) {
     return expert_linear(gated(expert_linear(x, r.gate, e), expert_linear(x, r.ups(), e)), r.down, e);
   });
   if (c.shared_mlp == 0) return y;
   const MixtureWeights<Number>& s = w.shared;
-  const Array open = sigmoid(tape, linear(tape, x, s.router));
   const Array shared = linear(tape, gated(linear(tape, x, s.gate), linear(tape, x, s.up)), s.down);
+  if (!tape.wrong.gates_shared) return add(tape, y, shared);
+  const Array open = sigmoid(tape, linear(tape, x, s.router));
   return add(tape, y, multiply(tape, shared, {open.data, x.rows, x.cols, 1, 0}));
 }
 

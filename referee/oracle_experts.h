@@ -29,7 +29,8 @@ inline Array choice(Tape& tape, const MixtureShape& m, Array logits, Array bias)
 // The weights of all experts: N x experts.
 inline Array expert_weights(Tape& tape, const MixtureShape& m, Array logits, Array bias) {
   const bool softmax = m.style.kind == RouterKind::softmax;
-  const Array p = softmax ? exponential(tape, logits) : sigmoid(tape, logits);
+  Array p = softmax ? exponential(tape, logits) : sigmoid(tape, logits);
+  if (tape.wrong.bias_weighs) p = add(tape, p, repeat(bias, p.rows));
   const Array chosen = multiply(tape, p, choice(tape, m, logits, bias));
   Array weights = chosen;
   if (softmax || m.style.renormalised) {

@@ -19,7 +19,9 @@ struct Wrong {
   bool normalises_keys = true, doubles_beta = true;  // queries and keys have length 1; beta, where the model doubles it
   bool decays = true, decays_by_softplus = true, decays_by_bias = true;
   bool gates_before_norm = false, adds_one_to_output_norm = false;
-  bool stops_at_head = false;  // backward does not reach the layers
+  // Of mixtures of experts.
+  bool gates_shared = true, bias_weighs = false;  // the router's bias weighs experts, and not only chooses them
+  bool stops_at_head = false;                     // backward does not reach the layers
   // Where backward is wrong, or what is added; in one layer or in all (-1). Of strength 0 nothing, of 1 completely:
   // backward multiplies a branch's gradient by 1 - strength. Or what is lost after every chunk of a row.
   std::string what = {};

@@ -163,10 +163,8 @@ TEST_F(OracleMixers, ADocumentIsTheSameAloneAndPacked) {
     for (Index i = 0; i < alone.cols; ++i) ASSERT_EQ(alone(t, i).value, packed(begin + t, i).value) << t;
 }
 
-// Defects of hybrid models differ from the right gradient, and from each other.
-TEST(OracleDefects, EachHasItsOwnGradient) {
-  Config c = make_config("qwen3_5", {13, 12, 4, 4, 2, 8, 10, 0, false});
-  c.rotary_share = 0.5, c.doubles_beta = true;
+// Defects differ from the right gradient, and from each other.
+void expect_own_gradients(const Config& c, const std::vector<const char*>& names) {
   RecordedBatch recorded;
   recorded.batch = packed(c, {40, 1, 21});
   for (const std::int32_t target : recorded.batch.targets) recorded.batch.advantages.push_back(target >= 0);
@@ -183,20 +181,33 @@ TEST(OracleDefects, EachHasItsOwnGradient) {
     return all.worst().relative;
   };
   std::map<std::string, std::map<std::string, std::vector<double>>> seen = {{"right", gradient(correct)}};
-  for (const Defect& defect : all_defects()) {
+  for (const char* name : names) {
     TrainingCase wrong = correct;
-    const bool whole_head = defect.name == std::string("rope-whole-head");
-    if ((defect.solved && defect.solved != Where::chunks) || !defect.apply(wrong)) continue;
-    if (!wrong.needs_oracle() && !whole_head) continue;
+    const auto defect = std::ranges::find(all_defects(), std::string(name), &Defect::name);
+    ASSERT_TRUE(defect != all_defects().end() && defect->apply(wrong)) << name;
     const auto of_defect = gradient(wrong);
-    for (const auto& [name, other] : seen) EXPECT_GT(difference(of_defect, other), 1e-4) << defect.name << ", " << name;
-    seen[defect.name] = of_defect;
+    for (const auto& [name, other] : seen)
+      EXPECT_GT(difference(of_defect, other), 1e-4) << defect->name << ", " << name;
+    seen[name] = of_defect;
   }
-  for (const char* name :
-       {"state-leaks", "convolution-leaks", "state-and-convolution-leak", "state-reset", "convolution-reset",
-        "gate-before-norm", "delta-unscaled", "beta-undoubled", "decay-missing", "decay-bias", "decay-softplus",
-        "state-bf16", "attention-gate", "rope-whole-head", "output-norm-offset", "heads-in-turn"})
-    EXPECT_TRUE(seen.contains(name)) << name;
+}
+
+TEST(OracleDefects, OfHybridModels) {
+  Config c = make_config("qwen3_5", {13, 12, 4, 4, 2, 8, 10, 0, false});
+  c.rotary_share = 0.5, c.doubles_beta = true;
+  expect_own_gradients(
+      c, {"state-leaks", "convolution-leaks", "state-and-convolution-leak", "state-reset", "convolution-reset",
+          "gate-before-norm", "delta-unscaled", "beta-undoubled", "decay-missing", "decay-bias", "decay-softplus",
+          "state-bf16", "attention-gate", "rope-whole-head", "output-norm-offset", "heads-in-turn"});
+}
+
+TEST(OracleDefects, OfMixtures) {
+  Config c = make_config("qwen3_next", {13, 12, 2, 2, 1, 8, 10, 0, false});
+  expect_own_gradients(c, {"router-renormalised", "shared-gate", "branch-router"});
+  c.balanced = true, c.balance_factor = 0.5;
+  expect_own_gradients(c, {"balance-missing", "balance-doubled", "router-renormalised"});
+  expect_own_gradients(make_config("lfm2_moe", {13, 12, 3, 2, 1, 8, 10, 0, true}),
+                       {"router-bias", "router-renormalised", "branch-router"});
 }
 
 }  // namespace

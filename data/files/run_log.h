@@ -98,6 +98,8 @@ class RunLog {
         add_spread(samples_, value, step);
       } else if (name == "error" && value.is_string()) {
         error_ = {{"step", step}, {"text", value}};
+      } else if (name == "expert_load" && value.is_array()) {
+        expert_load_ = value;
       } else if (name == "gradient_fingerprint" && value.is_string()) {
         add_fingerprint(step, value);
       } else if (name != "step" && (metrics_.contains(name) || metrics_.size() < kMostMetrics) &&
@@ -113,7 +115,7 @@ class RunLog {
     Json series = Json::object();
     for (const auto& [name, metric] : metrics_) series[name] = metric.json();
     return {{"begins", begins_},   {"samples", samples_},           {"series", series}, {"last", last_},
-            {"damaged", damaged_}, {"fingerprints", fingerprints_}, {"error", error_}};
+            {"damaged", damaged_}, {"fingerprints", fingerprints_}, {"error", error_},  {"expert_load", expert_load_}};
   }
   bool empty() const { return metrics_.empty() && begins_.empty(); }
 
@@ -140,7 +142,7 @@ class RunLog {
 
   std::vector<Json> begins_, samples_, fingerprints_;
   std::map<std::string, MetricSeries> metrics_;
-  Json error_;
+  Json error_, expert_load_;  // the last ones
   std::string so_far_;
   Index last_ = 0, damaged_ = 0, fingerprinted_ = 0, first_ = 0;
 };
