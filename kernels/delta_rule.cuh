@@ -37,8 +37,8 @@ DeltaWork<A> allocate_delta_work(Device& dev, const DeltaSpan<A>& span, DeltaPas
     work.teams = matrix(heads, one.size + one.near_size);
     return work;
   }
-  for (auto* x : {&work.keys.q, &work.keys.k}) *x = matrix(rows, heads * s.key_dim);
-  for (auto* x : {&work.keys.p, &work.keys.w}) *x = matrix(rows, heads * kDeltaBlock);
+  work.keys.q = matrix(rows, heads * s.key_dim), work.keys.k = matrix(rows, heads * s.key_dim);
+  work.keys.p = matrix(rows, heads * kDeltaBlock), work.keys.w = matrix(rows, heads * kDeltaBlock);
   work.narrow = matrix(narrow_parts(s), memory(narrow_part(s, 0), DeltaPass::states).size);
   if (pass == DeltaPass::gradients) {
     work.after = matrix(tiles, s.value_heads * s.key_dim * s.value_dim);
