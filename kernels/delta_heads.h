@@ -136,9 +136,11 @@ class DeltaHeads {
   constexpr void for_each_segment(Rows rows, auto&& f) {
     for (Index begin = rows.begin; begin < rows.end; begin = segment.end) {
       document = span.key_begin(0, begin);
-      segment = {begin, begin + 1};
-      const Index end = least(rows.end, (begin / kTile + 1) * kTile);
-      while (segment.end < end && span.key_begin(0, segment.end) == document) ++segment.end;
+      segment = {begin, begin + 1};  // the end is searched for: documents follow each other
+      for (Index end = least(rows.end, (begin / kTile + 1) * kTile); segment.end < end;) {
+        const Index middle = (segment.end + end) / 2;
+        span.key_begin(0, middle) == document ? segment.end = middle + 1 : end = middle;
+      }
       f();
     }
   }

@@ -21,7 +21,7 @@ template <class A>
 struct DeltaWork {
   Matrix<A> teams;          // all on a CPU; those of a GPU that go through tiles
   Matrix<A> narrow, after;  // of a GPU, for the parts; the gradients of the states after each tile
-  DeltaKeys<A> keys;        // of a GPU
+  DeltaKeys<A> keys;        // of a GPU, in training
 };
 template <class A, class Device>
 DeltaWork<A> allocate_delta_work(Device& dev, const DeltaSpan<A>& span, DeltaPass pass) {
@@ -37,8 +37,10 @@ DeltaWork<A> allocate_delta_work(Device& dev, const DeltaSpan<A>& span, DeltaPas
     work.teams = matrix(heads, one.size + one.near_size);
     return work;
   }
-  work.keys.q = matrix(rows, heads * s.key_dim), work.keys.k = matrix(rows, heads * s.key_dim);
-  work.keys.p = matrix(rows, heads * kDeltaBlock), work.keys.w = matrix(rows, heads * kDeltaBlock);
+  if (!span.cached) {  // in generation rows are few, and the memory is that of any number
+    work.keys.q = matrix(rows, heads * s.key_dim), work.keys.k = matrix(rows, heads * s.key_dim);
+    work.keys.p = matrix(rows, heads * kDeltaBlock), work.keys.w = matrix(rows, heads * kDeltaBlock);
+  }
   work.narrow = matrix(narrow_parts(s), memory(narrow_part(s, 0), DeltaPass::states).size);
   if (pass == DeltaPass::gradients) {
     work.after = matrix(tiles, s.value_heads * s.key_dim * s.value_dim);
@@ -224,8 +226,9 @@ template <class T>
 void compute_delta_rule(Cuda& dev, Matrix<T> out, const DeltaInput<T>& in, const DeltaSpan<float>& span,
                         const DeltaWork<float>& work) {
   const DeltaShape& s = span.shape;
-  cuda::launch_delta(dev, cuda::delta_keys_kernel<T>, cuda::grid_of(s.key_heads, ceil_div(span.rows.size(), kTile)), s,
-                     in, span, work.keys);
+  if (work.keys.q)
+    cuda::launch_delta(dev, cuda::delta_keys_kernel<T>, cuda::grid_of(s.key_heads, ceil_div(span.rows.size(), kTile)),
+                       s, in, span, work.keys);
   cuda::launch_delta(dev, cuda::delta_rule_kernel<T>, cuda::grid_of(work.narrow.rows), s, out, in, span, work);
 }
 

@@ -91,7 +91,7 @@ std::vector<std::int32_t> first_rows(const Lengths& lengths) {
 TYPED_TEST(DeltaRuleOnDevices, IsThatOfFloat64AndDoesNotDependOnChunks) {
   using T = typename TestFixture::T;
   const std::vector<std::pair<DeltaShape, Lengths>> cases = {
-      {{1, 1, 128, 128}, {70, 58, 200}}, {{1, 2, 16, 32}, {1, 63, 130, 62, 101}}, {{2, 6, 24, 40}, {3, 61, 260, 17}}};
+      {{1, 1, 128, 128}, {70}}, {{1, 2, 16, 32}, {1, 63, 200, 56, 5}}, {{1, 3, 24, 40}, {10, 54, 217}}};
   in_every_order([&] {
     for (const auto& [shape, lengths] : cases) {
       SCOPED_TRACE(testing::Message() << shape.key_dim << " x " << shape.value_dim);

@@ -143,7 +143,7 @@ void expect_generation(const Config& c, double tolerance) {
     }
     return all;
   };
-  Plan plan;
+  Plan plan(DeviceKind::cuda);
   Model<T> planned{c, Tensors<T>(c)}, model = planned;
   allocate(plan, table(c, planned.weights), Kind::weights);
   Generator<Plan, T>(plan, planned, {3, room, chunk}).plan();
