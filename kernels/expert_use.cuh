@@ -6,11 +6,11 @@
 //
 // The choice is a constant for backward. With slope_e = coefficient E F_e / (rows and layers):  dx_e += p_e (slope_e - Σ p slope)
 //
-// Sums are integers (memory/routing_counts.h).
+// Sums are integers (kernels/routing_counts.h).
 #pragma once
 
 #include "kernels/routes.cuh"
-#include "memory/routing_counts.h"
+#include "kernels/routing_counts.h"
 
 namespace streambp {
 

@@ -2,7 +2,7 @@
 // experts, and backward then knows the slopes of the loss that balances this use (kernels/expert_use.cuh).
 #pragma once
 
-#include "memory/routing_counts.h"
+#include "kernels/routing_counts.h"
 #include "model/activations.h"
 #include "parallel/gather.h"
 

@@ -2,7 +2,7 @@
 # What to run first on a rented GPU, in three short runs; between them, read the summary and mend. See docs/gpu-day.md.
 #   scripts/gpu_day.sh correct [OUT]           gradients, all GPU tests, a first profile (230 s)
 #   scripts/gpu_day.sh speed [OUT] [TESTS]     what failed, again; layers, models, PyTorch, Nsight Compute (220 s)
-#   scripts/gpu_day.sh rest [OUT] [TESTS]      compute-sanitizer, decoding, far memory (140 s)
+#   scripts/gpu_day.sh rest [OUT] [TESTS]      compute-sanitizer, decoding, far memory (180 s)
 # TESTS: a filter of GoogleTest, as the summary prints it. OUT (default: gpu-day) gets summary.txt, logs.tar.gz and
 # bench.tar.gz. Run it in a folder of scripts/bundle.sh, or in a checkout built with CUDA.
 set -uo pipefail
@@ -21,6 +21,13 @@ lengths=(4096 32768) layer=16384 long=131072 chunk=4096
 
 one_layer() { # NAME HEADS HEAD-DIM
   bench "$1" 30 $(qwen3 8B 1 "$2" "$3") --length $layer --chunk $chunk --mode stream --repeat 3 --profile
+}
+
+other_layers() { # NAME FAMILY OPTIONS...
+  local name=$1 family=$2
+  shift 2
+  [ -z "${STREAMBP_SMALL_GPU:-}" ] || set -- --layers 4 --vocab 300 --hidden 64
+  bench "$name" 20 --family "$family" "$@" --optimizer none --length ${lengths[0]} $layer --chunk $chunk --mode stream --repeat 2 --profile
 }
 
 # What one launch after the other, and cuBLASLt's log, say about a command that failed.
@@ -59,6 +66,10 @@ speed() {
   one_layer layer-128 32 128
   one_layer layer-64 64 64
   one_layer layer-256 16 256
+  other_layers experts qwen3_moe --layers 1 --vocab 151936 --hidden 2048 --heads 32 --kv-heads 4 --head-dim 128 --mlp 6144 \
+    --experts 128 --experts-per-token 8
+  other_layers delta-rule qwen3_5 --layers 4 --vocab 151936 --hidden 2560 --heads 16 --kv-heads 4 --head-dim 256 --mlp 9216 --tied yes
+  other_layers convolution lfm2 --layers 6 --vocab 65536 --hidden 2048 --heads 32 --kv-heads 8 --head-dim 64 --mlp 8192 --tied yes
   for size in 0.6B 4B 8B; do # time is linear in layers: two numbers of layers give that of the whole model
     for layers in 2 6; do
       bench "$size-$layers-layers" 30 $(qwen3 $size $layers) --length "${lengths[@]}" --chunk $chunk --mode stream \
@@ -81,7 +92,7 @@ rest() {
   local tool sequences model=$work/model shape="--hidden 1024 --layers 28 --heads 16 --kv-heads 8 --head-dim 128 --mlp 3072"
   [ -z "${STREAMBP_SMALL_GPU:-}" ] || shape="--hidden 64 --layers 2"
   again
-  for tool in memcheck racecheck initcheck; do sanitize $tool 60 & done
+  for tool in memcheck racecheck initcheck; do sanitize $tool 90 & done
   wait
   step model 30 "$bin/streambp" train --device cuda --family qwen3 $shape --length 256 --batch 1 --steps 1 \
     --sample 0 --optimizer adamw-bf16 --eval-every 0 --out "$model"
@@ -100,7 +111,7 @@ decode() { # NAME SEQUENCES
 case $what in
   correct) begin "$to" 230 && correct ;;
   speed) begin "$to" 220 && speed ;;
-  rest) begin "$to" 140 && rest ;;
+  rest) begin "$to" 180 && rest ;;
   *) usage ;;
 esac
 finish

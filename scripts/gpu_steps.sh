@@ -146,6 +146,10 @@ sanitize() {
       --kernel-name kns=streambp --error-exitcode 9 "$bin/test_gpu" \
       --gtest_filter='Device*cuda*:GpuJobs*:GpuAdamW*-*MatrixProducts*:GpuJobs.AStep*' &
   done
+  [ "$1" != racecheck ] || for i in lfm2 qwen3_5 qwen3_moe qwen3_next; do # their kernels, in a whole gradient
+    STREAMBP_SMALL_TESTS=1 step "$1-$i" "$2" compute-sanitizer --tool "$1" --kernel-name kns=streambp --error-exitcode 9 \
+      "$bin/test_gpu" --gtest_filter="*GpuWalk.GradientIn*/$i" &
+  done
   wait
 }
 

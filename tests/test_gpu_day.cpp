@@ -67,7 +67,8 @@ TEST_F(GpuDay, AStepThatFailsCostsOnlyItself) {
 TEST_F(GpuDay, MeasuresEveryLayerAndModel) {
   const std::string said =
       day("speed " + path("out") + " Good.One:Good.Two", "PATH=" + path("kit/bin") + ":$PATH").output;
-  for (const char* step : {"layer-128", "layer-64", "layer-256", "0.6B-2-layers", "4B-6-layers", "8B-long"})
+  for (const char* step :
+       {"layer-128", "layer-64", "layer-256", "experts", "delta-rule", "0.6B-2-layers", "4B-6-layers", "8B-long"})
     EXPECT_PRED2(contains, said, std::string(step) + ": stream 4096  0.123");
   EXPECT_PRED2(contains, said, "-- again: 2 passed, 0 skipped, 0 failed");
 }

@@ -22,6 +22,7 @@
 #include <functional>
 #include <map>
 
+#include "kernels/routing_counts.h"
 #include "kernels/token_weights.h"
 #include "model/batch.h"
 
