@@ -64,8 +64,9 @@ class Walk {
         ranks(ranks) {}
 
   // Adds the gradient of the loss to the step's gradient, which is allocated and zeroed on first use, and writes logp.
-  // w[t] is d loss / d logp[t]; a loss that balances the use of experts needs `routed`. If the weights depend on the log-probs of other tokens (DPO), `weigh` sets them once
-  // all log-probs are known; the head then computes its logits twice.
+  // w[t] is d loss / d logp[t]; a loss that balances the use of experts needs `routed`. If the weights depend on the
+  // log-probs of other tokens (DPO), `weigh` sets them once all log-probs are known; the head then computes its logits
+  // twice.
   template <class G>
   RoutingCounts gradient(const StepGradient<G>& step, const TokenWeights<A>& w, Matrix<A> logp,
                          const RoutedRows<A>& routed = {}, const std::function<void()>& weigh = {}) {

@@ -243,9 +243,15 @@ struct TrainOptions {
     require(state.contains("options"), state_file.string(), ": not the state of a run; is the file complete?");
     Json options = state["options"];
     // What checkpoints of earlier versions do not have.
-    const Json usual = {
-        {"--schedule", "cosine"},          {"--cooldown", 0}, {"--final-rate", 0.1}, {"--eval-data", Json::array()},
-        {"--template-arg", Json::array()}, {"--top-p", 1.0},  {"--top-k", 0},        {"--temperature", 0.5}};
+    const Json usual = {{"--schedule", "cosine"},
+                        {"--cooldown", 0},
+                        {"--final-rate", 0.1},
+                        {"--eval-data", Json::array()},
+                        {"--template-arg", Json::array()},
+                        {"--top-p", 1.0},
+                        {"--top-k", 0},
+                        {"--temperature", 0.5},
+                        {"--balance", -1.0}};
     if (options.is_object() && !options.contains("--top-p") && options.value("--objective", Json()) == "grpo")
       options["--temperature"] = 1.0;
     if (options.is_object()) options.insert(usual.begin(), usual.end());

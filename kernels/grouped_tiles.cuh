@@ -102,10 +102,14 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   const GroupedOperand<TRANSPOSED> weight = {grouped_rows(w, rows.group * width, (rows.group + 1) * width)};
   GroupedSums sums =
       grouped_product(GroupedOperand<false>{grouped_rows(x, rows.begin, rows.end)}, weight.from(col), aligned);
-  sums.for_each([&](float sum, int m, int half, int column) {
-    const Index i = rows.begin + grouped_row() + row_of(m, half), j = col + grouped_column() + column;
-    if (i < rows.end && j < y.cols) y(i, j) = update == Update::add ? static_cast<float>(y(i, j)) + sum : sum;
-  });
+  const auto for_each = [&](auto&& f) {
+    sums.for_each([&](float& sum, int m, int half, int column) {
+      const Index i = rows.begin + grouped_row() + row_of(m, half), j = col + grouped_column() + column;
+      if (i < rows.end && j < y.cols) f(sum, y(i, j));
+    });
+  };
+  if (update == Update::add) for_each([](float& sum, const BFloat16& y) { sum += static_cast<float>(y); });
+  for_each([](float sum, BFloat16& y) { y = sum; });
 }
 
 // dw_e += dyᵀ x for the rows of a tile of the stream at a time, the last tile first. Tile t adds to lane t mod lanes.
@@ -127,10 +131,15 @@ static __global__ void __launch_bounds__(kTileThreads, 2)
     GroupedSums sums = grouped_product(GroupedOperand<true>{grouped_rows(dy, begin, end)}.from(out),
                                        GroupedOperand<true>{grouped_rows(x, begin, end)}.from(in), aligned);
     const Matrix<float> to(dw.row(tile % lanes * rows + e * dy.cols), dy.cols, x.cols, dw.stride);
-    sums.for_each([&](float sum, int m, int half, int column) {
-      const Index i = out + grouped_row() + row_of(m, half), j = in + grouped_column() + column;
-      if (i < dy.cols && j < x.cols) to(i, j) += sum;
-    });
+    const auto for_each = [&](auto&& f) {
+      sums.for_each([&](float& sum, int m, int half, int column) {
+        const Index i = out + grouped_row() + row_of(m, half), j = in + grouped_column() + column;
+        if (i < dy.cols && j < x.cols) f(sum, to(i, j));
+      });
+    };
+    // All loads come before the first store: a thread waits once.
+    for_each([](float& sum, const float& dw) { sum += dw; });
+    for_each([](float sum, float& dw) { dw = sum; });
   }
 }
 

@@ -220,6 +220,7 @@ inline void validate(const Config& c) {
     require(c.dense_layers >= 0 && c.dense_layers < c.layers, "model: of ", c.layers, " layers, the first ",
             c.dense_layers, " cannot be dense and others have experts");
     require(c.router_scale > 0, "model: the scale of a router must be positive");
+    require(c.balance_factor >= 0, "model: the loss that balances experts cannot have the weight ", c.balance_factor);
   }
   require(c.window >= 0, "model: the attention window must not be negative");
   require(c.norm_eps > 0 && c.output_norm_eps >= 0 && c.rope_theta > 0 && c.local_rope_theta >= 0,

@@ -18,6 +18,7 @@ const groups = [
   ["Entropy, nats per token", ["entropy", "evaluation_entropy"]],
   ["KL to the reference model", ["kl", "evaluation_kl"]],
   ["Clipped ratios", ["clip_fraction"], format.percent],
+  ["Balance loss: the experts of a token, if all have equal use", ["balance_loss"]],
   ["Busiest expert of all layers: rows, beside equal use", ["busiest_expert"]],
   ["Entropy of the use of experts, beside equal use", ["expert_entropy"], format.percent],
   ["Gradient norm", ["gradient_norm"]], ["Learning rate", ["rate"]],
@@ -151,7 +152,7 @@ function written({ completions, samples }) {
 
 // A line for each layer, a square for each expert: white has no rows, the full colour twice those of equal use or more.
 function experts({ expert_load: load }) {
-  if (!Array.isArray(load) || !load.length) return [];
+  if (!load) return [];
   const size = Math.max(4, Math.min(16, 320 / load.length));
   const picture = new Picture(size * load.length, "Use of the experts of each layer", (context, width) => {
     load.forEach((line, l) => line.forEach((share, e) => {

@@ -81,6 +81,7 @@ class Certificate {
     const std::vector<Batch> alone = units();
     what = "gradient of " + several(alone) + ", packed = in " + std::to_string(alone.size()) + " micro-batches";
     if (alone.size() < 2) return not_run("there is one of them");
+    if (s_.settings.config.balance() > 0) return not_run("a loss balances the experts of each micro-batch");
     if (!has_room(sizeof(double) * static_cast<std::size_t>(trained_count(s_.settings.config))))
       return not_run("it needs a copy of the gradient in float64");
     first();  // is finite

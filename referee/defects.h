@@ -374,6 +374,11 @@ inline const std::vector<Defect>& all_defects() {
        [](TrainingCase& c) { return c.config.shared_mlp > 0 && is_small(c) && change(c.wrong.gates_shared, false); }},
       {"balance-missing", "a loss that does not balance the experts",
        [](TrainingCase& c) { return c.config.balance() > 0 && change(c.config.balanced, false); }},
+      {"balance-summed", "a loss that balances the experts once for each micro-batch, not divided by their number",
+       [](TrainingCase& c) {
+         const double count = static_cast<double>(c.step.batches.size());
+         return c.config.balance() > 0 && count > 1 && change(c.config.balance_factor, count * c.config.balance());
+       }},
       {"balance-doubled", "a loss that balances the experts twice",
        [](TrainingCase& c) {
          return c.config.balance() > 0 && change(c.config.balance_factor, 2 * c.config.balance());

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What to run first on a rented GPU, in three short runs; between them, read the summary and mend. See docs/gpu-day.md.
 #   scripts/gpu_day.sh correct [OUT]           gradients, all GPU tests, a first profile (230 s)
-#   scripts/gpu_day.sh speed [OUT] [TESTS]     what failed, again; layers, models, PyTorch, Nsight Compute (220 s)
+#   scripts/gpu_day.sh speed [OUT] [TESTS]     what failed, again; layers, models, PyTorch, Nsight Compute (260 s)
 #   scripts/gpu_day.sh rest [OUT] [TESTS]      compute-sanitizer, decoding, far memory (180 s)
 # TESTS: a filter of GoogleTest, as the summary prints it. OUT (default: gpu-day) gets summary.txt, logs.tar.gz and
 # bench.tar.gz. Run it in a folder of scripts/bundle.sh, or in a checkout built with CUDA.
@@ -110,7 +110,7 @@ decode() { # NAME SEQUENCES
 
 case $what in
   correct) begin "$to" 230 && correct ;;
-  speed) begin "$to" 220 && speed ;;
+  speed) begin "$to" 260 && speed ;;
   rest) begin "$to" 180 && rest ;;
   *) usage ;;
 esac

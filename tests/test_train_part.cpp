@@ -252,6 +252,10 @@ TEST_F(TrainPart, NewModelsHaveExpertsAndResume) {
   EXPECT_NEAR(step.at("busiest_expert").get<double>(), busiest, 0.001);
   EXPECT_NEAR(step.at("balance_loss").get<double>(), 2, 0.1);
   EXPECT_LT(step.at("expert_entropy").get<double>(), 1);
+  expect_ok(
+      "train --model whole/last --data data.jsonl --steps 2 --stop-after 1 --eval-fraction 0 --balance 0.3 --out "
+      "tuning");
+  expect_ok("train --resume --out tuning");
   expect_refused("train --balance 0.1 --out refused", "llama has no experts that a softmax chooses");
   expect_refused("train --family llama --experts 4 --out refused", "llama has no experts");
   expect_refused("train --experts 4 --experts-per-token 5 --out refused", "there are 4 experts");

@@ -63,7 +63,9 @@ Index restore(Engine& engine, const Run& run, const RunDirectory& directory, Obs
   require(state.get<std::string>("data") == run.source.fingerprint, run.source.description, ": the data has changed",
           began, ", or start a new run");
   const bool adapters = run.trains_adapters();
-  require(adapters || config_to_json(read_config(checkpoint)) == config_to_json(run.settings.config),
+  Config saved = read_config(checkpoint);  // a fine-tuned model keeps its config.json, also with --balance
+  saved.balanced = run.settings.config.balanced, saved.balance_factor = run.settings.config.balance_factor;
+  require(adapters || config_to_json(saved) == config_to_json(run.settings.config),
           (checkpoint / "config.json").string(), ": is not the model that ", path.string(), " describes");
   require(!adapters || state.get<std::string>("base") == run.base, run.start.string(), ": has changed", began);
   const Index step = state.get<Index>("step");

@@ -98,7 +98,7 @@ class RunLog {
         add_spread(samples_, value, step);
       } else if (name == "error" && value.is_string()) {
         error_ = {{"step", step}, {"text", value}};
-      } else if (name == "expert_load" && value.is_array()) {
+      } else if (name == "expert_load" && is_table(value)) {
         expert_load_ = value;
       } else if (name == "gradient_fingerprint" && value.is_string()) {
         add_fingerprint(step, value);
@@ -122,6 +122,13 @@ class RunLog {
  private:
   static constexpr std::size_t kMostMetrics = 64, kMostOfThem = 32;
 
+  // Lines of numbers, none of them empty.
+  static bool is_table(const Json& lines) {
+    const auto is_line = [](const Json& line) {
+      return line.is_array() && !line.empty() && std::ranges::all_of(line, [](auto& x) { return x.is_number(); });
+    };
+    return lines.is_array() && !lines.empty() && std::ranges::all_of(lines, is_line);
+  }
   // Of the first steps and each power of two: [step, its fingerprint, a hash of those of all steps since `first` without a
   // gap, first], so that two runs show how long they are the same.
   void add_fingerprint(Index step, const std::string& fingerprint) {

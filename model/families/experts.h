@@ -39,9 +39,7 @@ inline std::vector<Field> expert_fields(const char* count, Index experts, Index 
           {"output_router_logits", &Config::balanced, false}, {"router_aux_loss_coef", &Config::balance_factor, 0.001}};
 }
 inline std::vector<Field> with_experts(const std::vector<Field>& fields, const std::vector<Field>& experts, const std::vector<Field>& more = {}) {
-  std::vector<Field> changes = experts;
-  changes.insert(changes.end(), more.begin(), more.end());
-  return with_changes(fields, changes);
+  return with_changes(with_changes(fields, experts), more);
 }
 
 // Files have a tensor for each expert; transformers has one for all.
