@@ -63,10 +63,13 @@ Index restore(Engine& engine, const Run& run, const RunDirectory& directory, Obs
   require(state.get<std::string>("data") == run.source.fingerprint, run.source.description, ": the data has changed",
           began, ", or start a new run");
   const bool adapters = run.trains_adapters();
-  Config saved = read_config(checkpoint);  // a fine-tuned model keeps its config.json, also with --balance
-  saved.balanced = run.settings.config.balanced, saved.balance_factor = run.settings.config.balance_factor;
-  require(adapters || config_to_json(saved) == config_to_json(run.settings.config),
-          (checkpoint / "config.json").string(), ": is not the model that ", path.string(), " describes");
+  const auto is_of_run = [&] {
+    Config saved = read_config(checkpoint);  // a fine-tuned model keeps its config.json, also with --balance
+    saved.balanced = run.settings.config.balanced, saved.balance_factor = run.settings.config.balance_factor;
+    return config_to_json(saved) == config_to_json(run.settings.config);
+  };
+  require(adapters || is_of_run(), (checkpoint / "config.json").string(), ": is not the model that ", path.string(),
+          " describes");
   require(!adapters || state.get<std::string>("base") == run.base, run.start.string(), ": has changed", began);
   const Index step = state.get<Index>("step");
   if (run.settings.dtype == DType::bf16 && state.get<Index>("bf16_version", 1) != kBFloat16Version)
