@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 }
 
 // dw_e += dyᵀ x for the rows of a tile of the stream at a time, the last tile first. Tile t adds to lane t mod lanes.
-static __global__ void __launch_bounds__(kTileThreads, 2)
+[[maybe_unused]] static __global__ void __launch_bounds__(kTileThreads, 2)
     grouped_weight_kernel(Matrix<float> dw, Matrix<const BFloat16> dy, Matrix<const BFloat16> x, Routes routes,
                           Index rows_of_tile, bool aligned) {
   const Index rows = routes.experts() * dy.cols, lanes = dw.rows / rows;
