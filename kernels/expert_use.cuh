@@ -9,6 +9,7 @@
 // Sums are integers (kernels/routing_counts.h).
 #pragma once
 
+#include "kernels/router.cuh"
 #include "kernels/routes.cuh"
 #include "kernels/routing_counts.h"
 
@@ -17,25 +18,22 @@ namespace streambp {
 // For a chunk of a layer.
 template <class A>
 struct ExpertUse {
-  Matrix<std::int64_t> sums =
-      {};                        // to be added to: for each expert its rows, then its probabilities; empty: no counting
-  Matrix<const A> counted = {};  // 1 for each row that counts, 0 for others; empty: all count
-  Matrix<const A> slopes = {};   // of each expert; empty: no gradient
+  Matrix<std::int64_t> sums = {};  // for each expert its rows, then its probabilities, added to; empty: no counting
+  Matrix<const A> counted = {};    // 1 for each row that counts, 0 for others; empty: all count
+  Matrix<const A> slopes = {};     // of each expert; empty: no gradient
 
   STREAMBP_INLINE bool counts(Index row) const { return counted.empty() || counted(0, row) != 0; }
 };
 
-// Σ_e exp(x_e) of a row is exp(maximum) sum.
+// The router's probabilities of a row: a softmax over all experts, also where weights are divided by another sum.
 template <class A>
-struct SoftmaxOfRow {
-  const A* x;
-  A maximum = static_cast<A>(-INFINITY), sum = 0;
+struct RowProbabilities {
+  RouterRow<A> row;
+  A divisor;
 
-  STREAMBP_INLINE SoftmaxOfRow(const A* x, Index experts) : x(x) {
-    for (Index e = 0; e < experts; ++e) maximum = x[e] > maximum ? x[e] : maximum;
-    for (Index e = 0; e < experts; ++e) sum += exponential(x[e] - maximum);
-  }
-  STREAMBP_INLINE A operator()(Index e) const { return exponential(x[e] - maximum) / sum; }
+  STREAMBP_INLINE RowProbabilities(Matrix<const A> logits, Index i)
+      : row({logits, {}, {}}, i), divisor(row.divisor(nullptr, 0)) {}
+  STREAMBP_INLINE A operator()(Index e) const { return row.value(e) / divisor; }
 };
 
 template <class A>
@@ -43,7 +41,7 @@ struct ProbabilitiesOfRow {
   Matrix<A> p;
   Matrix<const A> logits;
   STREAMBP_INLINE void operator()(Index i) const {
-    const SoftmaxOfRow<A> row(logits.row(i), logits.cols);
+    const RowProbabilities<A> row(logits, i);
     for (Index e = 0; e < logits.cols; ++e) p(i, e) = row(e);
   }
 };
@@ -55,7 +53,7 @@ struct BalanceRow {
   ExpertUse<A> use;
   STREAMBP_INLINE void operator()(Index i) const {
     if (!use.counts(i)) return;
-    const SoftmaxOfRow<A> p(logits.row(i), logits.cols);
+    const RowProbabilities<A> p(logits, i);
     A mean = 0;
     for (Index e = 0; e < logits.cols; ++e) mean += p(e) * use.slopes(0, e);
     for (Index e = 0; e < logits.cols; ++e) dlogits(i, e) += p(e) * (use.slopes(0, e) - mean);
