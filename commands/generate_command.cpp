@@ -315,13 +315,14 @@ class GenerateCommand : public Command {
     print_error("%s]\n", line);
   }
 
-  // Bytes of weights that a step reads: all but embedding tables, of which it reads only a few rows. A tied table is
-  // also the head and is read completely.
+  // Bytes of weights that a step of one sequence reads: all but embedding tables, of which it reads only a few rows. A tied
+  // table is also the head and is read completely.
   double bytes_of_step() const {
-    Index numbers = parameter_count(config);
+    Index numbers = active_parameters(config);
     if (!config.tied) numbers -= config.vocab * config.hidden;
     if (config.positions == Positions::learned) numbers -= config.max_length * config.hidden;
-    const double quantised = config.base == Base::nf4 ? static_cast<double>(linear_weights(config)) : 0;
+    const Index linear = active_parameters(config, [](const Parameter& p) { return *p.group != 0; });
+    const double quantised = config.base == Base::nf4 ? static_cast<double>(linear) : 0;
     return (static_cast<double>(numbers) - quantised) * (step.dtype == DType::bf16 ? 2 : 4) + 0.52 * quantised;
   }
 

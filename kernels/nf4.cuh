@@ -41,15 +41,16 @@ struct Nf4 {
   explicit operator bool() const { return static_cast<bool>(codes); }
 };
 
-// w = the weights in the type of w
+// w = the weights in the type of w, or `later`
 template <class Device, class T>
-void dequantise(Device& dev, Matrix<T> w, const Nf4& q) {
+void dequantise(Device& dev, Matrix<T> w, const Nf4& q, bool later = false) {
   require_shape("nf4", "codes", q.codes, 1, ceil_div(w.size(), 2));
   require_shape("nf4", "scales", q.scale_codes, 1, ceil_div(w.size(), kNf4Block));
   require_shape("nf4", "block scales", q.block_scales, 1, ceil_div(q.scale_codes.cols, q.scales));
   require_shape("nf4", "values of scales", q.scale_values, 1, 256);
   auto op = dev.operation("dequantise", 2.0 * w.size(), (0.5 + sizeof(T)) * w.size());
-  if constexpr (Device::computes) compute_dequantise(dev, w, q);
+  if constexpr (Device::computes)
+    if (!later) compute_dequantise(dev, w, q);
 }
 
 constexpr float rounded_to(Nf4Type type, float x) {
@@ -82,35 +83,47 @@ constexpr float nf4_scale(const Nf4& q, Index block) {
 // --- CPU ---
 
 template <class T>
-void compute_dequantise(Cpu&, Matrix<T> w, const Nf4& q) {
-  const Index blocks = q.scale_codes.cols;
+void compute_dequantise(Cpu&, Matrix<T> w, const Nf4& q, Rows weights) {
 #pragma omp parallel for
-  for (Index b = 0; b < blocks; ++b) {
+  for (Index b = weights.begin / kNf4Block; b < ceil_div(weights.end, kNf4Block); ++b) {
+    T values[16];
     const float scale = nf4_scale(q, b);
-    const Rows part = piece(b, kNf4Block, w.size());
-    for (Index i = part.begin; i < part.end; ++i) {
-      const unsigned pair = q.codes(0, i / 2), code = i % 2 == 0 ? pair >> 4 : pair & 15;
-      w.data[i] = static_cast<Accumulator<T>>(rounded_to(q.type, rounded_product(nf4_value(code), scale)));
-    }
+    for (unsigned code = 0; code < 16; ++code)
+      values[code] = T(rounded_to(q.type, rounded_product(nf4_value(code), scale)));
+    const Rows part = piece(b, kNf4Block, weights.end);
+    for (Index i = std::max(part.begin, weights.begin); i < part.end; ++i)
+      w.data[i] = values[i % 2 == 0 ? q.codes(0, i / 2) >> 4 : q.codes(0, i / 2) & 15];
   }
+}
+template <class T>
+void compute_dequantise(Cpu& dev, Matrix<T> w, const Nf4& q) {
+  compute_dequantise(dev, w, q, {0, w.size()});
 }
 
 // --- CUDA ---
 
 #ifdef STREAMBP_CUDA
 
+namespace cuda {
+
+// Weights j .. j + N, which have one scale.
+template <int N>
+__device__ Floats<N> dequantised(const Nf4& q, Index j) {
+  const float scale = nf4_scale(q, j / kNf4Block);
+  Floats<N> values;
+  for (int k = 0; k < N; ++k) {
+    const unsigned pair = q.codes(0, (j + k) / 2), code = (j + k) % 2 == 0 ? pair >> 4 : pair & 15;
+    values.x[k] = rounded_to(q.type, rounded_product(nf4_value(code), scale));
+  }
+  return values;
+}
+
+}  // namespace cuda
+
 template <class T>
 void compute_dequantise(Cuda& dev, Matrix<T> w, const Nf4& q) {
   const Matrix<T> flat = w.reshape(w.size());
-  auto f = [=] __device__(auto n, Index, Index j) {  // the weights of a pack have one scale
-    const float scale = nf4_scale(q, j / kNf4Block);
-    cuda::Floats<n()> values;
-    for (int k = 0; k < n(); ++k) {
-      const unsigned pair = q.codes(0, (j + k) / 2), code = (j + k) % 2 == 0 ? pair >> 4 : pair & 15;
-      values.x[k] = rounded_to(q.type, rounded_product(nf4_value(code), scale));
-    }
-    cuda::store(flat.row(0) + j, values);
-  };
+  auto f = [=] __device__(auto n, Index, Index j) { cuda::store(flat.row(0) + j, cuda::dequantised<n()>(q, j)); };
   cuda::for_each_pack(dev, 1, flat.cols, f, flat);
 }
 

@@ -30,6 +30,8 @@ struct Routes {
 
 template <class Device>
 Routes allocate_routes(Device& dev, Index rows, Index chosen, Index experts) {
+  require(rows <= INT32_MAX / chosen, "experts: ", rows, " rows with ", chosen,
+          " experts each are too many for a chunk");
   const auto numbers = [&](Index rows, Index cols) { return allocate<std::int32_t>(dev, rows, cols, Kind::chunk); };
   return {numbers(rows, chosen), numbers(rows, chosen), numbers(1, rows * chosen), numbers(1, experts + 1)};
 }

@@ -36,6 +36,8 @@ class Weights {
       Layer<T> any = stored(layer);
       largest = std::max(largest, place(layer_table(model.config, layer, any), {}));
     }
+    if (quantised && model.config.experts > 0)
+      near_ = allocate<std::int32_t>(dev, 1, model.config.experts, Kind::weights);
     for (Index i = 0; i < (quantised ? 1 : 2); ++i) slots_[i].memory = allocate<T>(dev, 1, largest, Kind::weights);
   }
 
@@ -84,9 +86,11 @@ class Weights {
     return slot.weights;
   }
 
+  // Experts follow when rows choose them (kernels/chosen_experts.cuh). The plan takes the worst: all of them.
   const Layer<T>& dequantise(Index layer) {
     for (const Entry<T>& e : open(slots_[0], layer))
-      if (e.quantised) streambp::dequantise(dev_, *e.matrix, *e.quantised);
+      if (e.quantised) streambp::dequantise(dev_, *e.matrix, *e.quantised, e.parameter.experts > 0);
+    if (Matrix<std::int32_t>& near = slots_[0].weights.routed.near = near_; near) zero(dev_, near);
     return slots_[0].weights;
   }
 
@@ -155,8 +159,9 @@ class Weights {
   Device& dev_;
   const Model<T>& model_;
   std::optional<decltype(std::declval<Device&>().scope())> scope_;
-  Slot slots_[2];          // of layers with even and with odd numbers; of weights in 4 bits, the first
-  bool arriving_ = false;  // exchanges of layers were started
+  Slot slots_[2];              // of layers with even and with odd numbers; of weights in 4 bits, the first
+  Matrix<std::int32_t> near_;  // of experts in 4 bits: which of the layer's are dequantised
+  bool arriving_ = false;      // exchanges of layers were started
 };
 
 }  // namespace streambp

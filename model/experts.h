@@ -10,6 +10,7 @@
 // A shared expert, which all rows use, is a second mixture, of one expert: its weight is the sigmoid of its only logit.
 #pragma once
 
+#include "kernels/chosen_experts.cuh"
 #include "kernels/expert_use.cuh"
 #include "kernels/router.cuh"
 #include "model/feed_forward.h"
@@ -102,6 +103,7 @@ class ExpertMixture {
     if (!kept.have(Part::gate_up)) linear<Device, A, T>(dev, a.logits, x, w.router);
     route(dev, a.routes.chosen, a.weights, router(a));
     sort_by_expert(dev, a.routes);
+    if (w.near) bring_near<Device, T>(dev, {in_4_bits(w.gate), in_4_bits(w.up), in_4_bits(w.down)}, a.routes, w.near);
     if (a.use.sums) count_use(dev, a.use, a.routes, a.logits);
     if (!kept.have(Part::gate_up)) {
       auto scope = dev.scope();
@@ -148,6 +150,7 @@ class ExpertMixture {
   }
 
  private:
+  static ExpertsIn4Bits<T> in_4_bits(const Linear<T>& w) { return {w.weight, w.quantised}; }
   RouterInput<A> router(const Activations& a) const { return {a.logits, w.bias, m.style}; }
   Matrix<T> gathered(Matrix<T> x, const Routes& routes) {
     const auto packed = allocate<T>(dev, routes.size(), x.cols, Kind::chunk);

@@ -174,15 +174,12 @@ inline Index parameter_count(
   return count;
 }
 // Those that a token uses.
-inline Index active_parameters(const Config& c) {
+inline Index active_parameters(
+    const Config& c, Filter counts = [](const Parameter& p) { return !p.adapter(); }) {
   Index count = 0;
-  for (const Parameter& p : parameters_of(c))
-    if (!p.adapter()) count += p.rows * p.cols / most(p.experts, 1) * (p.experts > 0 ? c.experts_per_token : 1);
+  for (const Parameter& p : parameters_of(c, counts))
+    count += p.rows * p.cols / most(p.experts, 1) * (p.experts > 0 ? c.experts_per_token : 1);
   return count;
-}
-// Weights of the linear layers inside the model's layers.
-inline Index linear_weights(const Config& c) {
-  return parameter_count(c, [](const Parameter& p) { return *p.group != 0; });
 }
 inline Index trained_count(const Config& c) {
   return parameter_count(c, [](const Parameter& p) { return p.trained; });

@@ -51,6 +51,7 @@ template <class T>
 struct MixtureWeights {
   Linear<T> router, gate, up, down;
   Matrix<Accumulator<T>> bias;  // of the router's choice
+  Matrix<std::int32_t> near;    // of experts in 4 bits: which of them are near
 
   Linear<T> ups() const { return with_shared_a(up, gate); }
 };

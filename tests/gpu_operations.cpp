@@ -1,4 +1,5 @@
 // Each operation of both devices, in float32 and bfloat16, against the CPU in float64, for awkward shapes.
+#include "kernels/chosen_experts.cuh"
 #include "kernels/grouped_matmul.cuh"
 #include "kernels/router.cuh"
 #include "model/quantised.h"
@@ -363,6 +364,42 @@ TYPED_TEST(DeviceOperations, WeightsInFourBits) {
       const std::vector<T> values = to_host(*this->gpu, w);
       for (std::size_t i = 0; i < values.size(); ++i)
         ASSERT_EQ(static_cast<float>(values[i]), static_cast<float>(T(expected[i]))) << i;
+    }
+  }
+}
+
+// Of 5 experts in 4 bits, rows choose some, then others. Their sizes divide packs and blocks of scales, or not.
+TYPED_TEST(DeviceOperations, ChosenExpertsInFourBits) {
+  using T = typename TestFixture::T;
+  constexpr Index kExperts = 5;
+  auto& dev = *this->gpu;
+  for (const auto& [rows, cols] : std::vector<std::array<Index, 2>>{{3, 7}, {5, 24}, {16, 64}}) {
+    auto scope = dev.scope();
+    const Index size = rows * cols;
+    std::vector<float> weights(static_cast<std::size_t>(kExperts * size)), expected(weights.size());
+    for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(Random(5).normal(i));
+    const Nf4Numbers numbers = quantise(weights);
+    dequantise(numbers, Matrix<float>(expected.data(), kExperts, size));
+    Nf4 q = allocate_nf4(dev, kExperts * size);
+    upload(dev, q, numbers);
+    const auto w = allocate<T>(dev, kExperts * rows, cols, Kind::weights);
+    const auto near = allocate<std::int32_t>(dev, 1, kExperts, Kind::weights);
+    zero(dev, w), zero(dev, near);
+    const Routes routes = allocate_routes(dev, 2, 2, kExperts);
+    std::vector<bool> is_near(kExperts);
+    for (const std::vector<std::int32_t>& chosen : {std::vector<std::int32_t>{1, 4, 1, 4}, {0, 1, 1, 4}}) {
+      dev.upload(routes.chosen, chosen.data());
+      sort_by_expert(dev, routes);
+      bring_near<TypeParam::D, T>(dev, {{w, q}}, routes, near);
+      for (const std::int32_t e : chosen) is_near[static_cast<std::size_t>(e)] = true;
+      const std::vector<T> values = to_host(dev, w);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const bool here = is_near[i / static_cast<std::size_t>(size)];
+        ASSERT_EQ(static_cast<float>(values[i]), here ? static_cast<float>(T(expected[i])) : 0) << i;
+      }
+      EXPECT_EQ(to_host(dev, near), std::vector<std::int32_t>(is_near.begin(), is_near.end()));
+      zero(dev, w.slice({rows, 2 * rows}));  // expert 1 is near: it does not come again
+      std::fill_n(expected.begin() + size, size, 0.0f);
     }
   }
 }

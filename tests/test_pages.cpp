@@ -120,7 +120,8 @@ TEST_F(Pages, EveryOperationHasAFormula) {
         "--family gemma3 --length 3000 --lora 8 --base nf4", "gpt2 --length 2000 --optimizer muon",
         "qwen3-8b --length 4096 --ranks 4 --sequence-ranks 2 --shard weights",
         "qwen3-0.6b --length 5000 --memory 4GiB --far-memory 40GiB --optimizer adamw",
-        "qwen3-0.6b --length 5000 --objective dpo", "lfm2-350m --length 3000", "qwen3.5-0.8b --length 3000"}) {
+        "qwen3-0.6b --length 5000 --objective dpo", "lfm2-350m --length 3000", "qwen3.5-0.8b --length 3000",
+        "qwen3-30b-a3b --length 3000 --lora 8 --base nf4"}) {
     expect_ok("plan " + options + " --timeline step.html");
     browser->open_page("step.html", {});
     EXPECT_EQ(
@@ -153,6 +154,23 @@ TEST_F(Pages, ARunIsReported) {
                            "fingerprint of the data", "fingerprint of the first gradient", "Samples"})
     EXPECT_PRED2(contains, text, part);
   EXPECT_EQ(browser->evaluate("document.querySelectorAll('canvas').length"), 8);
+}
+
+// A square for each expert of each layer, darker the more rows it has.
+TEST_F(Pages, TheUseOfExpertsIsDrawn) {
+  expect_ok(std::string(kTiny) + "0 --steps 4 --eval-every 2 --experts 6 --balance 0.01 --out run");
+  look_at("run/report.html", "experts");
+  const Json load = browser->evaluate("runs[0].expert_load");
+  ASSERT_EQ(load.size(), 1u);
+  const std::vector<double> shares = load[0];
+  EXPECT_EQ(shares.size(), 6u);
+  EXPECT_NEAR(std::accumulate(shares.begin(), shares.end(), 0.0), 6, 1e-2);
+  browser->evaluate("window.squares = [...document.querySelectorAll('canvas')].at(-1)");
+  const std::vector<double> drawn = browser->evaluate(
+      "[0, 1, 2, 3, 4, 5].map(e => squares.getContext('2d').getImageData((e + 0.4) * squares.width / 6, "
+      "squares.height / 2, 1, 1).data[3] / 255)");
+  for (std::size_t e = 0; e < 6; ++e) EXPECT_NEAR(drawn[e], std::min(1.0, shares[e] / 2), 0.02) << e;
+  EXPECT_PRED2(contains, std::string(browser->evaluate("document.querySelector('main').textContent")), "Balance loss");
 }
 
 // The page of runs beside each other says how long their gradients have the same bits.

@@ -130,7 +130,7 @@ Config on_nf4(const std::string& family) {
 
 // The gradient is that of the dequantised weights, exactly.
 TEST(Quantised, GradientsOfAdaptersMatchTheOracle) {
-  for (const char* family : {"gpt2", "qwen3"}) {
+  for (const char* family : {"gpt2", "qwen3", "qwen3_moe"}) {
     const Config c = on_nf4(family);
     const Batch batch = packed(c, {5, 270, 1, 30});
     auto dequantised = [&](Cpu&, Model<double>& model) {  // fills the oracle's model, which has plain weights
