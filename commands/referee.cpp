@@ -128,6 +128,13 @@ class Report {
     say("WRONG, first in " + first + ". The largest difference is " + percent(referee_.products(worst).distance()) +
         ", in " + worst + ".");
     json_["verdict"] = "wrong", json_["first"] = first, json_["worst"] = worst;
+    Index all = 0, still = 0;
+    for (const std::string& name : referee_.order())
+      if (of_experts(name) && referee_.products(name).ours > 0) ++all, still += referee_.products(name).theirs == 0;
+    if (still > 0)
+      say(format("%ld of the %ld tensors of experts%s have no gradient: ", still, all,
+                 config_.adapters.empty() ? "" : "' adapters") +
+          (still == all ? "no expert moves." : "they do not move."));
   }
 
   void tied(Referee::TiedPart part) const {
@@ -141,13 +148,17 @@ class Report {
     const std::string what = m.factor == 0   ? "zero"
                              : m.factor == 2 ? "counted twice"
                                              : format("%.6g times what it should be", m.factor);
-    say("Explained: all other tensors are right, and the gradient of " + counted(std::ssize(m.names), "tensor") +
-        " is " + what + " (" + in_words(m.names) + ").");
+    const std::string experts = m.factor == 0 ? experts_in_words(m.names) : "";
+    const std::string tensors = "the gradient of " + counted(std::ssize(m.names), "tensor") + " is " + what;
+    say("Explained: all other tensors are right, and " + (experts.empty() ? tensors : experts) + " (" +
+        in_words(m.names) + ").");
     json_["explanation"] = {{"factor", m.factor}, {"tensors", m.names}};
   }
 
   void zero(const std::string& name) const {
-    say("Explained: " + name + " is zero, and everything before it in backward is right. Is it detached there?");
+    const std::string experts = experts_in_words({name});
+    say("Explained: " + (experts.empty() ? name + " is zero" : experts + " in " + name) +
+        ", and everything before it in backward is right. Is it detached there?");
     json_["explanation"] = {{"factor", 0}, {"tensors", {name}}};
   }
 
@@ -205,6 +216,16 @@ class Report {
     if (e.factor == 1) return text;
     return text + format(", times %.6g: ", e.factor) +
            (e.factor_meaning.empty() ? "a factor that no defect explains" : e.factor_meaning);
+  }
+
+  // "expert 3 of layer 1 has no gradient"; empty if a whole tensor has none.
+  std::string experts_in_words(const std::vector<std::string>& names) const {
+    std::set<std::string> experts;
+    for (const std::string& name : names) {
+      if (referee_.products(name).theirs == 0) return "";
+      for (const Index e : referee_.still_experts(name)) experts.insert(format("expert %ld of ", e) + section(name));
+    }
+    return in_words({experts.begin(), experts.end()}) + (experts.size() == 1 ? " has" : " have") + " no gradient";
   }
 
   static std::string in_words(const std::vector<std::string>& names) {
@@ -376,8 +397,9 @@ Verdict RefereeOptions::judge(Referee referee, CaseGradients::Result exact, cons
   if (const auto part = referee.wrong_tied_part(); part != Referee::TiedPart::none)
     return report.wrong(), report.tied(part), Verdict::wrong;
   if (const auto multiple = referee.multiple()) return report.wrong(), report.multiple(*multiple), Verdict::wrong;
-  if (referee.products(referee.first_wrong()).theirs == 0)
-    return report.wrong(), report.zero(referee.first_wrong()), Verdict::wrong;
+  const std::string first = referee.first_wrong();
+  const bool some_right = first != referee.order().front() || referee.products(first).theirs > 0;
+  if (referee.is_zero(first) && some_right) return report.wrong(), report.zero(first), Verdict::wrong;
   if (const auto factors = referee.factors_of_tensors())
     return report.wrong(), report.factors(factors->first, factors->second), Verdict::wrong;
   const Verdict verdict = search(referee, report, minutes_);

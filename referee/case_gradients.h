@@ -22,6 +22,44 @@ struct Types {
   }
 };
 
+// The part of the step that a token belongs to.
+inline std::vector<std::size_t> parts_of(const TrainingCase& of, std::size_t batch) {
+  const RecordedBatch& b = of.step.batches[batch];
+  std::vector<std::size_t> parts(b.rows.size(), 0);
+  for (std::size_t t = 0; t < parts.size(); ++t) {
+    parts[t] = of.mean == MeanOver::ranks       ? b.file
+               : of.mean == MeanOver::batches   ? batch
+               : of.mean == MeanOver::rows      ? (batch << 32) + static_cast<std::size_t>(b.rows[t])
+               : of.mean == MeanOver::documents ? (batch << 32) + static_cast<std::size_t>(b.batch.key_begin[t])
+                                                : 0;
+  }
+  return parts;
+}
+
+// The micro-batches, with d loss / d log-prob of each target as their advantages.
+inline std::vector<Batch> weighted(const TrainingCase& of) {
+  std::map<std::size_t, double> factors;  // of the targets of a part, summed
+  std::vector<Batch> batches;
+  for (std::size_t b = 0; b < of.step.batches.size(); ++b) {
+    const Batch& batch = batches.emplace_back(of.step.batches[b].batch);
+    const std::vector<std::size_t> parts = parts_of(of, b);
+    for_each_target(batch, {0, batch.size()}, [&](std::size_t t) { factors[parts[t]] += batch.advantages[t]; });
+  }
+  if (of.step.reduction == Reduction::given) return batches;
+  std::erase_if(factors, [](const auto& part) { return part.second == 0; });
+  for (std::size_t b = 0; b < batches.size(); ++b) {
+    const std::vector<std::size_t> parts = parts_of(of, b);
+    for (std::size_t t = 0; t < parts.size(); ++t) {
+      const double of_part = of.step.reduction == Reduction::sum || !factors.contains(parts[t])
+                                 ? 1
+                                 : factors.at(parts[t]) * static_cast<double>(factors.size());
+      batches[b].advantages[t] /= -of_part;
+      if (static_cast<Index>(b) == of.scaled) batches[b].advantages[t] *= 1 + of.wrong.strength;
+    }
+  }
+  return batches;
+}
+
 // -Σ n log-prob, for batches from weighted().
 inline Objective weighted_log_probs() {
   Objective objective;

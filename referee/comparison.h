@@ -1,6 +1,8 @@
 // How a recorded gradient differs from another one, and what explains it.
 #pragma once
 
+#include <span>
+
 #include "referee/case_gradients.h"
 
 namespace streambp {
@@ -26,7 +28,7 @@ struct Products {
   double ours = 0, theirs = 0, both = 0, difference = 0;  // squares of the norms, ⟨theirs, ours⟩, ‖theirs - ours‖²
 
   Products() = default;
-  Products(const std::vector<double>& a, const std::vector<double>& b) {
+  Products(std::span<const double> a, std::span<const double> b) {
     for (std::size_t i = 0; i < a.size(); ++i) {
       theirs += a[i] * a[i], ours += b[i] * b[i], both += a[i] * b[i];
       difference += (a[i] - b[i]) * (a[i] - b[i]);
@@ -48,6 +50,28 @@ struct Products {
 
  private:
   static double ratio(double a, double b) { return b > 0 ? std::sqrt(a / b) : a > 0 ? INFINITY : 0; }
+};
+
+// Of a tensor of experts: those without a gradient where ours is not zero, and ‖theirs - ours‖² of all others.
+struct ExpertParts {
+  std::set<Index> still;
+  double difference = 0;
+
+  ExpertParts(const std::vector<Parameter>& parts, Index count, std::span<const double> theirs,
+              std::span<const double> ours) {
+    std::size_t at = 0;
+    for (const Parameter& p : parts) {
+      const auto size = static_cast<std::size_t>(p.rows * p.cols / count);
+      for (Index e = 0; e < count; ++e, at += size) {
+        const Products expert(theirs.subspan(at, size), ours.subspan(at, size));
+        if (expert.theirs == 0 && expert.ours > 0) {
+          still.insert(e);
+        } else {
+          difference += expert.difference;
+        }
+      }
+    }
+  }
 };
 
 // The largest part of a gradient that a verdict leaves to rounding in its scale, or of a tensor in sums in bfloat16.
@@ -94,5 +118,27 @@ struct Explanation {
   bool named() const { return factor == 1 || !factor_meaning.empty(); }
   bool only_clipped() const { return defects.empty() && clipped; }
 };
+
+// Those with the smallest rounding, and of these the simplest.
+inline std::vector<Explanation> best(std::vector<Explanation> found) {
+  const auto rank = [](const Explanation& e) {
+    return std::tuple(e.rounding, !e.named(), std::ssize(e.defects) + (e.factor != 1));
+  };
+  std::ranges::stable_sort(found, {}, [&](const Explanation& e) { return std::pair(rank(e), e.distance); });
+  std::erase_if(found, [first = found.empty() ? decltype(rank(Explanation()))() : rank(found.front()),
+                        &rank](const Explanation& e) { return rank(e) != first; });
+  return found;
+}
+
+// The next number with two digits: what people clip to.
+inline double rounded_limit(double norm) {
+  const double unit = std::pow(10, std::floor(std::log10(norm)) - 1);
+  return std::round(norm / unit) * unit;
+}
+inline std::string shown_number(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", x);
+  return text;
+}
 
 }  // namespace streambp

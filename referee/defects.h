@@ -9,7 +9,6 @@
 #include "model/parameters.h"
 #include "referee/recorded_step.h"
 #include "referee/wrong.h"
-#include "training/objectives.h"
 
 namespace streambp {
 
@@ -27,7 +26,7 @@ struct TrainingCase {
 };
 
 // Where a defect is, if its strength or its place follows from the gradient.
-enum class Where { everywhere, layers, micro_batches, windows, chunks };
+enum class Where { everywhere, layers, micro_batches, windows, chunks, expert_ranks };
 
 struct Defect {
   const char* name;
@@ -41,43 +40,8 @@ struct Defect {
   }
 };
 
-// The part of the step that a token belongs to.
-inline std::vector<std::size_t> parts_of(const TrainingCase& of, std::size_t batch) {
-  const RecordedBatch& b = of.step.batches[batch];
-  std::vector<std::size_t> parts(b.rows.size(), 0);
-  for (std::size_t t = 0; t < parts.size(); ++t) {
-    parts[t] = of.mean == MeanOver::ranks       ? b.file
-               : of.mean == MeanOver::batches   ? batch
-               : of.mean == MeanOver::rows      ? (batch << 32) + static_cast<std::size_t>(b.rows[t])
-               : of.mean == MeanOver::documents ? (batch << 32) + static_cast<std::size_t>(b.batch.key_begin[t])
-                                                : 0;
-  }
-  return parts;
-}
-
-// The micro-batches, with d loss / d log-prob of each target as their advantages.
-inline std::vector<Batch> weighted(const TrainingCase& of) {
-  std::map<std::size_t, double> factors;  // of the targets of a part, summed
-  std::vector<Batch> batches;
-  for (std::size_t b = 0; b < of.step.batches.size(); ++b) {
-    const Batch& batch = batches.emplace_back(of.step.batches[b].batch);
-    const std::vector<std::size_t> parts = parts_of(of, b);
-    for_each_target(batch, {0, batch.size()}, [&](std::size_t t) { factors[parts[t]] += batch.advantages[t]; });
-  }
-  if (of.step.reduction == Reduction::given) return batches;
-  std::erase_if(factors, [](const auto& part) { return part.second == 0; });
-  for (std::size_t b = 0; b < batches.size(); ++b) {
-    const std::vector<std::size_t> parts = parts_of(of, b);
-    for (std::size_t t = 0; t < parts.size(); ++t) {
-      const double of_part = of.step.reduction == Reduction::sum || !factors.contains(parts[t])
-                                 ? 1
-                                 : factors.at(parts[t]) * static_cast<double>(factors.size());
-      batches[b].advantages[t] /= -of_part;
-      if (static_cast<Index>(b) == of.scaled) batches[b].advantages[t] *= 1 + of.wrong.strength;
-    }
-  }
-  return batches;
-}
+// Whether this is a tensor of all experts, or their adapters.
+inline bool of_experts(const std::string& name) { return name.find(".experts.") != std::string::npos; }
 
 namespace defects {
 
@@ -382,6 +346,19 @@ inline const std::vector<Defect>& all_defects() {
       {"balance-doubled", "a loss that balances the experts twice",
        [](TrainingCase& c) {
          return c.config.balance() > 0 && change(c.config.balance_factor, 2 * c.config.balance());
+       }},
+      {"router-foreign-slots",
+       "routers that also learn from what a rank computes, without use, in place of other ranks' experts",
+       [](TrainingCase& c) {
+         c.wrong.expert_ranks = 2;
+         return c.config.experts > 0 && c.config.experts % 2 == 0 && is_small(c);
+       },
+       Where::expert_ranks},
+      {"expert-adapters-unused", "a model that does not use the adapters of its experts",
+       [](TrainingCase& c) {
+         bool any = false;
+         for (auto& [name, size] : c.config.adapters) any |= of_experts(name) && change(size.scale, 0.0);
+         return any;
        }},
       {"branch-router", "another gradient of the logits of routers",
        [](TrainingCase& c) { return c.config.experts > 0 && is_small(c); }, Where::layers},

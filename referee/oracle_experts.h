@@ -60,15 +60,24 @@ inline Array balance_loss(Tape& tape, Index experts) {
   return loss;
 }
 
-// Σ_e weight_e expert(e)
+// Σ_e weight_e expert(e). A wrong rank also computes its last expert where a row chooses other ranks' experts. Its weight is
+// then 0, but not the gradient of that weight.
 template <class Expert>
 Array mixture(Tape& tape, const MixtureShape& m, Array x, Array logits, Array bias, Expert&& expert) {
   const Array weights = expert_weights(tape, m, logits, bias);
+  const Index of_rank = m.experts / tape.wrong.expert_ranks;
   Array sum = tape.zeros(x.rows, x.cols);
+  const auto add_times = [&](Array y, Array weight) {
+    sum = add(tape, sum, multiply(tape, y, {weight.data, x.rows, x.cols, weight.row_stride, 0}));
+  };
   for (Index e = 0; e < m.experts; ++e) {
-    const Array weight = columns(weights, e, 1);
-    const Array repeated = {weight.data, x.rows, x.cols, weight.row_stride, 0};
-    sum = add(tape, sum, multiply(tape, expert(e), repeated));
+    const Array y = expert(e);
+    add_times(y, columns(weights, e, 1));
+    if (tape.wrong.expert_ranks == 1 || (e + 1) % of_rank != 0) continue;
+    const Array others = tape.zeros(m.experts, 1);
+    for (Index o = 0; o < m.experts; ++o) others(o, 0).value = o / of_rank != e / of_rank;
+    const auto zero = [](double) { return 0.0; }, one = [](double) { return 1.0; };
+    add_times(y, map(tape, product(tape, weights, others), zero, one));
   }
   return sum;
 }

@@ -8,12 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "data/files/tensors.h"
+#include "data/files/adapters.h"
+#include "referee/defects.h"
 
 namespace streambp {
 
 // The name without what wrappers add.
 inline std::string unwrapped(std::string name) {
+  const std::string inner = "base_layer.lora_";  // PEFT wraps experts twice
+  if (const std::size_t at = name.find(inner); at != std::string::npos) name.replace(at, inner.size(), "inner.lora_");
   for (const char* inside : {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_layer.",
                              "modules_to_save.default.", "original_module."}) {
     for (std::size_t at; (at = name.find(inside)) != std::string::npos;) name.erase(at, std::string(inside).size());
@@ -45,6 +48,7 @@ class RecordedGradient {
         stored_[name] = &tensor;
       }
     }
+    for (const StoredAs& other : family_of(config).modules.others) find_pieces(other, stored_, joined_, pieces_);
     match(config, paths[0]);
   }
 
@@ -78,7 +82,9 @@ class RecordedGradient {
     std::set<std::string> used;
     Tensors<float> none(config);
     for (const Table<float>& parts : by_stored_tensor(trained(table(config, none)))) {
-      const std::string &name = parts.front().parameter.name, found = find(name);
+      const std::string& name = parts.front().parameter.name;
+      std::string found = find(name);
+      if (found.empty() && of_experts(name)) found = find(unwrapped(name_in_adapter(config, name)));
       if (found.empty()) {
         missing_.push_back(name);
         continue;
@@ -137,6 +143,8 @@ class RecordedGradient {
 
   std::vector<SafetensorsFile> files_;
   std::map<std::string, const Tensor*> stored_, tensors_;
+  std::map<std::string, Tensor> joined_;  // of pieces, such as experts
+  TensorPieces pieces_;
   std::vector<std::string> missing_, unknown_;
   std::string computed_in_, summed_in_, began_with_;
 };

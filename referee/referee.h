@@ -7,6 +7,7 @@
 #include "referee/recorded_gradient.h"
 
 #include <numeric>
+#include <span>
 
 namespace streambp {
 
@@ -42,7 +43,11 @@ class Referee {
   // How far the recorded gradient is from the exact one.
   void compare(CaseGradients::Result exact) {
     exact_ = by_name(std::move(exact));
-    for (const std::string& name : order_) products_[name] = {recorded_.values(parts_.at(name)), exact_.at(name)};
+    for (const std::string& name : order_) {
+      const std::vector<double> theirs = recorded_.values(parts_.at(name)), &ours = exact_.at(name);
+      products_[name] = {theirs, ours};
+      if (of_experts(name)) experts_.insert({name, {parts_.at(name), correct_.config.experts, theirs, ours}});
+    }
   }
 
   // The error of these types. Call with the narrowest last. For the type of the exact gradient, it is computed once more
@@ -103,7 +108,16 @@ class Referee {
   // So many micro-batches can be added in bfloat16. Each sum loses at most 2⁻⁹.
   static constexpr Index most_sums() { return static_cast<Index>(kMostRounding / kAllowedNarrow * 512); }
 
-  // Tensors that are this multiple of ours, if all others are right: 0 where a gradient is missing.
+  // The experts that have no gradient in this tensor, but should, if the others are right.
+  std::set<Index> still_experts(const std::string& name) const {
+    const auto found = experts_.find(name);
+    const double limit = roundings_.back().allowed * roundings_.back().error.at(name);
+    if (found == experts_.end() || !(std::sqrt(found->second.difference) <= limit)) return {};
+    return found->second.still;
+  }
+  bool is_zero(const std::string& name) const { return products_.at(name).theirs == 0 || !still_experts(name).empty(); }
+
+  // Tensors that are this multiple of ours, if all others are right: 0 where a gradient is missing, if only of an expert.
   struct Multiple {
     double factor = 1;
     std::vector<std::string> names;
@@ -116,11 +130,11 @@ class Referee {
       const bool right = explained_by(name) < roundings_.size();
       some_right = some_right || (right && p.ours > 0);
       if (right) continue;
-      const double factor = p.theirs == 0 ? 0 : p.best_factor();
+      const double factor = is_zero(name) ? 0 : p.best_factor();
       const double limit = this->limit({name}, roundings_.size() - 1);
       const double whole = std::round(factor);
       if (found.names.empty()) found.factor = std::abs(factor - whole) <= limit ? whole : factor;
-      if (found.factor == 0 ? p.theirs > 0 : p.distance(found.factor) > limit) return {};
+      if (found.factor == 0 ? !is_zero(name) : p.distance(found.factor) > limit) return {};
       found.names.push_back(name);
     }
     if (found.names.empty() || !some_right) return {};
@@ -161,10 +175,7 @@ class Referee {
     const auto width = static_cast<std::size_t>(correct_.config.hidden);
     for (std::size_t token = 0; token < read.size(); ++token) {
       if (read[token]) continue;
-      const auto row = [&](const std::vector<double>& all) {
-        return std::vector<double>(all.begin() + static_cast<Index>(token * width),
-                                   all.begin() + static_cast<Index>((token + 1) * width));
-      };
+      const auto row = [&](std::span<const double> all) { return all.subspan(token * width, width); };
       unread += Products(row(theirs), row(ours));
     }
     if (unread.ours == 0) return TiedPart::none;
@@ -194,6 +205,7 @@ class Referee {
     const std::vector<Defect>& all = all_defects();
     const auto named = [&] { return std::ranges::any_of(found, &Explanation::named); };
     test({});
+    if (!found.empty() && found.front().factor == 0) return found;
     for (std::size_t i = 0; i < all.size() && goes_on; ++i) test({&all[i]});
     const bool single = named();
     for (std::size_t i = 0; i < all.size() && goes_on && !single; ++i)
@@ -233,11 +245,12 @@ class Referee {
   std::optional<Explanation> solve(const Defect& defect, TrainingCase c, const std::function<bool()>& in_time) {
     for (const Index place : places_of(*defect.solved)) {
       if (!in_time()) break;
-      const bool chunks = defect.solved == Where::chunks, windows = defect.solved == Where::windows;
-      (defect.solved == Where::micro_batches ? c.scaled : chunks ? c.wrong.chunk : c.wrong.layer) = place;
+      const bool chunks = defect.solved == Where::chunks, windows = defect.solved == Where::windows,
+                 ranks = defect.solved == Where::expert_ranks, batches = defect.solved == Where::micro_batches;
+      (batches ? c.scaled : chunks ? c.wrong.chunk : ranks ? c.wrong.expert_ranks : c.wrong.layer) = place;
       if (windows) c.wrong = {}, c.config.window = place;
       c.wrong.strength = 1;
-      const double solved = windows || chunks ? 1 : strength_of(c);
+      const double solved = windows || chunks || ranks ? 1 : strength_of(c);
       std::vector<double> strengths = {std::copysign(rounded_limit(std::abs(solved)), solved)};
       if (strengths[0] != solved) strengths.push_back(solved);
       for (const double strength : strengths) {
@@ -248,6 +261,7 @@ class Referee {
         found->detail =
             windows         ? ", of " + where + " tokens"
             : chunks        ? ", every " + where + " rows"
+            : ranks         ? ", with experts on " + where + " ranks"
             : c.scaled >= 0 ? ", micro-batch " + where + " " + shown_number(1 + strength) + " times"
             : defect.solved == Where::everywhere
                 ? ", of strength " + shown_number(strength)
@@ -263,8 +277,11 @@ class Referee {
     Index first = -1, last = -1;
     if (where == Where::micro_batches) first = 0, last = micro_batches() - 1;
     if (where == Where::windows) first = 1, last = longest - 1;
+    if (where == Where::expert_ranks) first = 2, last = correct_.config.experts;
     std::vector<Index> places(static_cast<std::size_t>(std::max(last - first + 1, Index{0})));
     std::iota(places.begin(), places.end(), first);
+    if (where == Where::expert_ranks)
+      std::erase_if(places, [&](Index ranks) { return correct_.config.experts % ranks != 0; });
     if (where == Where::layers)
       for (Index l = layer; l <= std::min(layer + 1, layers - 1); ++l) places.push_back(l);
     if (where == Where::chunks) {  // the rows of one of 2, 4 or 8 ranks, or a power of two
@@ -299,17 +316,6 @@ class Referee {
       for (const auto& e : layer_table(correct_.config, l, none.layers[static_cast<std::size_t>(l)]))
         if (e.parameter.name == name) return l;
     return parameter(name).name == parameters_of(correct_.config).front().name ? 0 : correct_.config.layers - 1;
-  }
-
-  // Those with the smallest rounding, and of these the simplest.
-  static std::vector<Explanation> best(std::vector<Explanation> found) {
-    const auto rank = [](const Explanation& e) {
-      return std::tuple(e.rounding, !e.named(), std::ssize(e.defects) + (e.factor != 1));
-    };
-    std::ranges::stable_sort(found, {}, [&](const Explanation& e) { return std::pair(rank(e), e.distance); });
-    std::erase_if(found, [first = found.empty() ? decltype(rank(Explanation()))() : rank(found.front()),
-                          &rank](const Explanation& e) { return rank(e) != first; });
-    return found;
   }
 
   // Whether the recorded gradient is that of a case, perhaps times a factor. Looks at the last norm first: any defect of
@@ -365,17 +371,6 @@ class Referee {
     return result;
   }
 
-  // The next number with two digits: what people clip to.
-  static double rounded_limit(double norm) {
-    const double unit = std::pow(10, std::floor(std::log10(norm)) - 1);
-    return std::round(norm / unit) * unit;
-  }
-  static std::string shown_number(double x) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%g", x);
-    return text;
-  }
-
   std::vector<Factor> factors(const RecordedStep& step) const {
     std::vector<Factor> all = factors_of(step);
     const auto whole = static_cast<double>(correct_.step.targets()), kept = static_cast<double>(step.targets());
@@ -391,6 +386,7 @@ class Referee {
   std::map<std::string, std::vector<Parameter>> parts_;
   Gradient exact_;
   std::map<std::string, Products> products_;
+  std::map<std::string, ExpertParts> experts_;
   std::vector<Rounding> roundings_;
   std::map<bool, Gradient> right_;  // in float32, all of it or of the last norm
   Explanation partly_;              // the best that explains only the first tensors

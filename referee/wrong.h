@@ -21,6 +21,7 @@ struct Wrong {
   bool gates_before_norm = false, adds_one_to_output_norm = false;
   // Of mixtures of experts.
   bool gates_shared = true, bias_weighs = false;  // the router's bias weighs experts, and not only chooses them
+  Index expert_ranks = 1;                         // ranks that have a part of the experts each
   bool stops_at_head = false;                     // backward does not reach the layers
   // Where backward is wrong, or what is added; in one layer or in all (-1). Of strength 0 nothing, of 1 completely:
   // backward multiplies a branch's gradient by 1 - strength. Or what is lost after every chunk of a row.

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Judges real trainers: records a step of each with dump_gradients.py, and compares the verdict with what is known.
 
-  scripts/check_referee.py                 all of them: transformers, TRL, PEFT, DDP and FSDP2 with two processes, Qwen3.5
+  scripts/check_referee.py                 all of them: transformers, TRL, PEFT, DDP and FSDP2 with two processes, Qwen3.5,
+                                           mixtures of experts
   scripts/check_referee.py trainer ddp     only these, by the beginning of the name
   scripts/check_referee.py --random 100    random steps in float32 and bfloat16, which must all be right
   scripts/check_referee.py --foreign       wrong steps of transformers' models: how many are judged wrong, and named
 
 Needs torch, transformers, trl, peft and datasets, and build/streambp. With an older transformers, such as 4.45, `trainer`
-shows the mean of micro-batch means that it computed then.
+shows the mean of micro-batch means that it computed then; with 5.17, `experts-parallel` shows `router-foreign-slots`.
 """
 
 import os
@@ -45,10 +46,22 @@ EXPECTED = {
     "ddp-means": "(rank-means)",
     "fsdp": RIGHT,
     "fsdp-means": "(rank-means)",
+    "experts": RIGHT,
+    "experts-still": "expert 3 of layer 0 has no gradient",
+    "experts-detached": "expert 3 of layer 1 has no gradient in model.layers.1.mlp.experts.down_proj",
+    "experts-parallel": RIGHT,
+    "experts-parallel-router": "(router-foreign-slots), with experts on 2 ranks",
+    "experts-parallel-accumulated": "WRONG, first in model.layers.1.self_attn.k_norm.weight",
+    "experts-lora": RIGHT,
+    "experts-lora-frozen": "8 of the 8 tensors of experts' adapters have no gradient: no expert moves.",
+    "experts-lora-stashed": "4 of the 4 tensors of experts' adapters have no gradient: no expert moves.",
+    "experts-lora-half": "4 of the 8 tensors of experts' adapters have no gradient: they do not move.",
+    "experts-lora-unused": "(expert-adapters-unused)",
 }
 
 
-MODELS = {"llama": "--hidden 64 --layers 3", "qwen3_5": "--hidden 32 --heads 2 --kv-heads 1 --head-dim 16 --layers 4"}
+MODELS = {"llama": "--hidden 64 --layers 3", "qwen3_5": "--hidden 32 --heads 2 --kv-heads 1 --head-dim 16 --layers 4",
+          "qwen3_moe": "--hidden 32 --heads 4 --kv-heads 2 --layers 2 --experts 8 --experts-per-token 2 --mlp 32"}
 
 
 def new_model(folder, sizes):
@@ -74,9 +87,9 @@ def padded(rows, label=-100):
             "attention_mask": torch.tensor([fill([1] * len(row["input_ids"]), 0) for row in rows])}
 
 
-def load(model):
+def load(model, **options):
     from transformers import AutoModelForCausalLM
-    return AutoModelForCausalLM.from_pretrained(model).float()
+    return AutoModelForCausalLM.from_pretrained(model, **options).float()
 
 
 def run_trainer(name, model, out):
@@ -108,12 +121,12 @@ def run_trainer(name, model, out):
     trainer.train()
 
 
-def run_loop(name, model, out):
-    module = load(model).train()
+def run_loop(name, model, out, module=None, size=2):
+    module = module or load(model).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     StepRecorder(module, optimizer, str(out))
     rows = list(documents(8))
-    batches = [padded(rows[i:i + 2]) for i in range(0, 8, 2)]
+    batches = [padded(rows[i:i + size]) for i in range(0, 8, size)]
     tokens = sum(int((batch["labels"][:, 1:] >= 0).sum()) for batch in batches)
     if name == "loop-detached":
         norm = module.model.norm
@@ -151,8 +164,80 @@ def run_rank(name, model, out):
     dist.destroy_process_group()
 
 
+def forget_foreign_slots():
+    """Expert parallelism as in transformers 5.17 (#48687), in newer ones."""
+    from transformers.distributed import expert_parallel as ep
+
+    def call(self, x, index, weights):
+        group = self.ep_mesh.get_group()
+        x, weights = (ep._AllReduceBackward.apply(value, group) for value in (x, weights))
+        foreign = index // self.num_local_experts != self.ep_mesh.get_local_rank()
+        weights = ep._AllReduceBackward.apply(weights.masked_fill(foreign, 0.0), group)
+        index = (index % self.num_local_experts).masked_fill(foreign, self.num_local_experts - 1)
+        return ep._AllReduceForward.apply(self.experts_forward(x, index, weights), group)
+    ep.AllReduceEP.__call__ = call
+
+
+def detach_expert(experts, expert):
+    """One expert is detached."""
+    forward = experts.forward
+
+    def call(x, index, weights):
+        others = forward(x, index, weights.masked_fill(index == expert, 0.0))
+        return others + (forward(x, index, weights) - others).detach()
+    experts.forward = call
+
+
+def lose_adapters(name):
+    """Experts' adapters as in unsloth-zoo #606: a forward pass that does not use them, or has no gradient for them."""
+    from peft.tuners.lora.layer import ParamWrapper
+    lost = ("gate_up_proj", "down_proj") if name != "experts-lora-half" else ("down_proj",)
+    factors = ParamWrapper.get_delta_factors
+    if name.endswith(("stashed", "unused")):
+        ParamWrapper.forward = lambda self, *args: self.base_layer(*args)
+    else:
+        def without_gradient(self, adapter):
+            b, a, scale = factors(self, adapter)
+            return (b.detach(), a.detach(), scale) if self.parameter_name in lost else (b, a, scale)
+        ParamWrapper.get_delta_factors = without_gradient
+
+
+def run_experts(name, model, out):
+    """A mixture of experts; with `parallel`, in two processes with half of the experts each."""
+    options, parallel = {}, name.startswith("experts-parallel")
+    if parallel:
+        import torch.distributed as dist
+        from transformers.distributed import DistributedConfig
+        dist.init_process_group("gloo")
+        new = hasattr(DistributedConfig, "ep_size")
+        if name.endswith("router") and new:
+            forget_foreign_slots()
+        how = {"ep_size": 2, "ep_implementation": "all_reduce"} if new else {"enable_expert_parallel": True}
+        options = {"experts_implementation": "batched_mm", "distributed_config": DistributedConfig(tp_size=2, **how)}
+    module = load(model, **options).train()
+    if name == "experts-detached":
+        detach_expert(module.model.layers[1].mlp.experts, 3)
+    if name == "experts-still":
+        for parameter in module.model.layers[0].mlp.experts.parameters():
+            parameter.register_hook(lambda dw: dw.index_fill(0, torch.tensor([3]), 0))
+    if name.startswith("experts-lora"):
+        from peft import LoraConfig, get_peft_model
+        module = get_peft_model(module, LoraConfig(
+            r=4, lora_alpha=16, init_lora_weights=name.endswith("stashed"), target_modules=["q_proj", "v_proj"],
+            target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]))
+        module.save_pretrained(str(out) + ".adapter")
+        if name != "experts-lora":
+            lose_adapters(name)
+    run_loop(name, model, out, module, 8 if parallel and not name.endswith("accumulated") else 2)
+    if parallel:
+        if dist.get_rank() > 0:  # the ranks read the same rows
+            os.remove(f"{out}.batch.rank{dist.get_rank()}.safetensors")
+        dist.destroy_process_group()
+
+
 def check_random(model, folder, count):
-    """Random padded and packed steps of a correct loop, half of them under autocast to bfloat16."""
+    """Random padded and packed steps of a correct loop, half of them under autocast to bfloat16, but not of mixtures:
+    rounding can change which experts a row chooses."""
     module = load(model).train()
     wrong = 0
     for i in range(count):
@@ -163,7 +248,7 @@ def check_random(model, folder, count):
         rows = list(documents(2 + i % 5, seed=i))
         batches = [padded(rows[j:j + 2]) for j in range(0, len(rows), 2)]
         tokens = sum(int((batch["labels"][:, 1:] >= 0).sum()) for batch in batches)
-        with torch.autocast("cpu", torch.bfloat16, enabled=i % 2 == 1):
+        with torch.autocast("cpu", torch.bfloat16, enabled=i % 2 == 1 and "qwen3_moe" not in str(model)):
             losses = [module(**batch).loss * int((batch["labels"][:, 1:] >= 0).sum()) / tokens for batch in batches]
         sum(losses).backward()
         optimizer.step()
@@ -210,7 +295,7 @@ def verdict(model, out, options):
 
 
 def record(name, model, out):
-    if name.startswith(("ddp", "fsdp")):
+    if name.startswith(("ddp", "fsdp", "experts-parallel")):
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", __file__]
     else:
         command = [sys.executable, __file__]
@@ -220,8 +305,8 @@ def record(name, model, out):
 def main():
     if sys.argv[1:2] == ["--record"]:
         name, model, out = sys.argv[2:]
-        run = run_loop if name.startswith("loop") else run_rank if name.startswith(("ddp", "fsdp")) else run_trainer
-        return run(name, model, out)
+        runs = {"loop": run_loop, "ddp": run_rank, "fsdp": run_rank, "experts": run_experts}
+        return runs.get(name.split("-")[0], run_trainer)(name, model, out)
     wanted = tuple(sys.argv[1:]) or ("",)
     failed = []
     with tempfile.TemporaryDirectory() as folder:
@@ -233,13 +318,14 @@ def main():
         for name, expected in EXPECTED.items():
             if not name.startswith(wanted):
                 continue
-            out, model = Path(folder, name), models["qwen3_5" if name.startswith("hybrid") else "llama"]
+            family = {"hybrid": "qwen3_5", "experts": "qwen3_moe"}.get(name.split("-")[0], "llama")
+            out, model = Path(folder, name), models[family]
             recorded = record(name, model, out)
             if recorded.returncode != 0:
                 print(f"{name:24} FAILED to record:\n{recorded.stderr[-2000:]}")
                 failed.append(name)
                 continue
-            adapter = ["--adapter", f"{out}.adapter"] if name.startswith("peft") else []
+            adapter = ["--adapter", f"{out}.adapter"] if os.path.exists(f"{out}.adapter") else []
             outcome = verdict(model, out, adapter)
             said = outcome.stdout + outcome.stderr
             code = 0 if "Right" in expected else 2 if "padding has" in expected else 1

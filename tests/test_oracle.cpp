@@ -203,7 +203,7 @@ TEST(OracleDefects, OfHybridModels) {
 
 TEST(OracleDefects, OfMixtures) {
   Config c = make_config("qwen3_next", {13, 12, 2, 2, 1, 8, 10, 0, false});
-  expect_own_gradients(c, {"router-renormalised", "shared-gate", "branch-router"});
+  expect_own_gradients(c, {"router-renormalised", "shared-gate", "branch-router", "router-foreign-slots"});
   c.balanced = true, c.balance_factor = 0.5;
   expect_own_gradients(c, {"balance-missing", "balance-doubled", "router-renormalised"});
   expect_own_gradients(make_config("lfm2_moe", {13, 12, 3, 2, 1, 8, 10, 0, true}),

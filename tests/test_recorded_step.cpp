@@ -1,5 +1,5 @@
 // Another trainer's step, read from files in all their forms.
-#include "referee/defects.h"
+#include "referee/case_gradients.h"
 #include "referee/recorded_gradient.h"
 #include "tests/recorded.h"
 #include "tests/support.cuh"

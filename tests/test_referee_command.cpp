@@ -1,4 +1,7 @@
 // streambp verify --batch --against: judging another trainer's gradient.
+#include <list>
+#include <numeric>
+
 #include "tests/byte_model.h"
 #include "tests/commands.h"
 #include "tests/recorded.h"
@@ -108,6 +111,77 @@ TEST_F(RefereeCommands, ShowWhatADefectDoesToASmallModel) {
   EXPECT_EQ(parse_json_file("effect.json")["effect"].size(), 6u);
   expect_refused("verify --defect window-short", "cannot have it");
   expect_refused("verify --defect typo", "micro-batch-means");
+}
+
+// The gradient in one file, with changed numbers or other names, in another one.
+template <class F>
+void rewrite_gradient(const std::string& from, const std::string& to, F&& change) {
+  const SafetensorsFile right(from);
+  SafetensorsWriter writer(to, {});
+  std::list<std::vector<double>> all;
+  for (const auto& [name, tensor] : right.tensors())
+    change(writer, name, tensor.shape, all.emplace_back(numbers<double>(tensor)));
+  writer.finish();
+}
+void add_numbers(SafetensorsWriter& to, const std::string& name, const std::vector<Index>& shape, const double* first) {
+  const Index count = std::accumulate(shape.begin(), shape.end(), Index{1}, std::multiplies<>());
+  to.add(name, "F64", shape, first, 8 * static_cast<std::size_t>(count));
+}
+
+// In older versions of transformers, there is a tensor for each expert.
+TEST_F(RefereeCommands, NameTheExpertsThatDoNotMove) {
+  Config c = make_config("qwen3_moe", {40, 16, 2, 2, 1, 8, 24, 0, false});
+  c.experts = 4;
+  save_random_model("moe", c);
+  const std::string judge = "verify --model moe --batch step.safetensors ";
+  expect_ok(judge + "--save-gradient right.safetensors");
+  rewrite_gradient("right.safetensors", "apart.safetensors",
+                   [](SafetensorsWriter& to, auto name, auto shape, auto& dw) {
+                     const std::size_t at = name.find(".experts.") + 9;
+                     if (shape.size() < 3) return add_numbers(to, name, shape, dw.data());
+                     const bool two = name.ends_with("gate_up_proj"), still = name.starts_with("model.layers.1.");
+                     const std::size_t size = dw.size() / (two ? 8 : 4);
+                     for (std::size_t i = 0; i < dw.size() / size; ++i) {
+                       const std::size_t e = two ? i / 2 : i;
+                       double* first = dw.data() + i * size;
+                       if (still && e == 3) std::fill_n(first, size, 0);
+                       const std::string part = two ? i % 2 == 0 ? ".gate_proj" : ".up_proj" : ".down_proj";
+                       add_numbers(to, name.substr(0, at) + std::to_string(e) + part + ".weight",
+                                   {static_cast<Index>(size) / shape[2], shape[2]}, first);
+                     }
+                   });
+  expect_outcome(1, execute(judge + "--against apart.safetensors"),
+                 "all other tensors are right, and expert 3 of layer 1 has no gradient "
+                 "(model.layers.1.mlp.experts.down_proj, model.layers.1.mlp.experts.gate_up_proj)");
+}
+
+// PEFT's names of experts' adapters.
+TEST_F(RefereeCommands, NameAdaptersOfExpertsThatDoNotMove) {
+  Config c = make_config("qwen3_moe", {40, 16, 2, 2, 1, 8, 24, 0, false});
+  c.experts = 4;
+  save_random_model("moe", c);
+  const std::string judge = "verify --model moe --lora 2 --lora-on attention experts --batch step.safetensors ";
+  expect_ok(judge + "--save-gradient right.safetensors");
+  for (const std::string still : {"no", "lora_", "experts.lora_"}) {
+    rewrite_gradient("right.safetensors", "peft.safetensors",
+                     [&](SafetensorsWriter& to, auto name, auto shape, auto& dw) {
+                       for (const auto& [module, inner] :
+                            {std::pair<std::string, std::string>{".gate_up_proj", ".base_layer"}, {".down_proj", ""}})
+                         if (const auto at = name.find(".experts" + module); at != name.npos)
+                           name.replace(at + 8, module.size(), inner);
+                       if (name.find(".experts.") != name.npos && name.find(still) != name.npos)
+                         std::ranges::fill(dw, 0);
+                       add_numbers(to, name, shape, dw.data());
+                     });
+    const Outcome outcome = execute(judge + "--against peft.safetensors");
+    if (still == "no")
+      expect_outcome(0, outcome, "Right: rounding in float32");
+    else
+      expect_outcome(1, outcome,
+                     still == "lora_" ? "8 of the 8 tensors of experts' adapters have no gradient: no expert moves."
+                                      : "4 of the 8 tensors of experts' adapters have no gradient: they do not move.",
+                     "all other tensors are right");
+  }
 }
 
 TEST_F(RefereeCommands, AcceptAPartOfTheParametersInNarrowTypes) {

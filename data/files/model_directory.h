@@ -53,6 +53,36 @@ inline TensorPieces pieces_of_experts(const Config& c) {
   return pieces;
 }
 
+// Gives tensors that have another name, or are in pieces, their usual name. `joined` keeps them.
+inline void find_pieces(const StoredAs& other, std::map<std::string, const Tensor*>& tensors,
+                        std::map<std::string, Tensor>& joined, TensorPieces& pieces) {
+  const std::string first = other.stored.front();
+  const std::size_t number = first.find('%');
+  for (const auto& [name, tensor] : std::map(tensors)) {
+    const auto is_in = [&name = name](const std::string& end) { return name.ends_with("." + of_expert(end, 0)); };
+    const auto piece = std::ranges::find_if(other.stored, is_in);
+    if (piece == other.stored.end() || !tensors.contains(name)) continue;  // or joined already
+    const std::string layer = name.substr(0, name.size() - of_expert(*piece, 0).size()), usual = layer + other.tensor;
+    require(!tensors.contains(usual), tensor->where, ": is there twice, also as ", quote(usual),
+            "; remove one of them");
+    std::vector<const Tensor*> parts;
+    const Index experts = number == first.npos ? 0 : std::ranges::count_if(tensors, [&](const auto& entry) {
+      return entry.first.starts_with(layer + first.substr(0, number)) &&
+             entry.first.ends_with(first.substr(number + 1));
+    });
+    for (Index e = 0; e < most(experts, 1); ++e) {
+      for (const char* stored : other.stored) {
+        const std::string piece = layer + of_expert(stored, e);
+        require(tensors.contains(piece), tensor->where, ": is a piece of a tensor, but there is no ", quote(piece),
+                "; download what is missing");
+        parts.push_back(tensors.extract(piece).mapped());
+        pieces[usual].emplace_back(piece, parts.back()->shape);
+      }
+    }
+    tensors[usual] = &(joined[usual] = join(parts, experts));
+  }
+}
+
 // The tensors of a model directory, in one file or in shards. `root`: Config::root.
 class ModelFiles {
  public:
@@ -73,7 +103,7 @@ class ModelFiles {
     }
     if (!root.empty()) names_.root = root, find_text_model();
     for (const auto& family : model_families())
-      for (const StoredAs& other : family.modules.others) find_pieces(other);
+      for (const StoredAs& other : family.modules.others) find_pieces(other, tensors, joined_, names_.pieces);
   }
 
   // Null if there is no such tensor.
@@ -126,35 +156,6 @@ class ModelFiles {
   }
 
  private:
-  // Gives tensors that have another name, or are in pieces, their usual name.
-  void find_pieces(const StoredAs& other) {
-    const std::string first = other.stored.front();
-    const std::size_t number = first.find('%');
-    for (const auto& [name, tensor] : std::map(tensors)) {
-      const auto is_in = [&name = name](const std::string& end) { return name.ends_with("." + of_expert(end, 0)); };
-      const auto piece = std::ranges::find_if(other.stored, is_in);
-      if (piece == other.stored.end() || !tensors.contains(name)) continue;  // or joined already
-      const std::string layer = name.substr(0, name.size() - of_expert(*piece, 0).size()), usual = layer + other.tensor;
-      require(!tensors.contains(usual), tensor->where, ": is there twice, also as ", quote(usual),
-              "; remove one of them");
-      std::vector<const Tensor*> parts;
-      const Index experts = number == first.npos ? 0 : std::ranges::count_if(tensors, [&](const auto& entry) {
-        return entry.first.starts_with(layer + first.substr(0, number)) &&
-               entry.first.ends_with(first.substr(number + 1));
-      });
-      for (Index e = 0; e < most(experts, 1); ++e) {
-        for (const char* stored : other.stored) {
-          const std::string piece = layer + of_expert(stored, e);
-          require(tensors.contains(piece), tensor->where, ": is a piece of a tensor, but there is no ", quote(piece),
-                  "; download what is missing");
-          parts.push_back(tensors.extract(piece).mapped());
-          names_.pieces[usual].emplace_back(piece, parts.back()->shape);
-        }
-      }
-      tensors[usual] = &(joined_[usual] = join(parts, experts));
-    }
-  }
-
   void open_shards(const fs::path& index) {
     const Json json = parse_json_file(index);
     require(json.is_object() && json.contains("weight_map") && json["weight_map"].is_object(), index.string(),
