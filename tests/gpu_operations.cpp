@@ -390,7 +390,7 @@ TYPED_TEST(DeviceOperations, ChosenExpertsInFourBits) {
     for (const std::vector<std::int32_t>& chosen : {std::vector<std::int32_t>{1, 4, 1, 4}, {0, 1, 1, 4}}) {
       dev.upload(routes.chosen, chosen.data());
       sort_by_expert(dev, routes);
-      bring_near<TypeParam::D, T>(dev, {{w, q}}, routes, near);
+      bring_near<typename TypeParam::D, T>(dev, {{w, q}}, routes, near);
       for (const std::int32_t e : chosen) is_near[static_cast<std::size_t>(e)] = true;
       const std::vector<T> values = to_host(dev, w);
       for (std::size_t i = 0; i < values.size(); ++i) {
