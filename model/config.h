@@ -81,6 +81,7 @@ struct Config {
   double residual_scale = 1;            // of the outputs of attention and MLP
   double score_scale = 0;               // of attention; 0: 1 / √head_dim
   double score_cap = 0, logit_cap = 0;  // soft caps; 0: none
+  bool sinks = false;                   // attention's softmax has a sink for each head
   // In local layers a token attends to itself and the window-1 tokens before it. 0: no layer is local.
   Index window = 0;
   std::vector<bool> local = {};  // local[l]: layer l is local; empty: all are

@@ -16,11 +16,11 @@ namespace streambp {
 // All families. A program may add its own.
 inline std::deque<ModelFamily>& model_families() {
   static std::deque<ModelFamily> all = {
-      gpt2(),           llama(),      mistral(),  ministral(),  ministral3(), qwen2(),   qwen3(),       gemma(),
-      gemma2(),         gemma3(),     nanochat(), phi3(),       olmo2(),      olmo3(),   smollm3(),     granite(),
-      granite_hybrid(), exaone4(),    cohere(),   cohere2(),    glm(),        glm4(),    hunyuan(),     ernie4_5(),
-      helium(),         arcee(),      seed_oss(), starcoder2(), lfm2(),       qwen3_5(), olmo_hybrid(), qwen3_moe(),
-      qwen3_5_moe(),    qwen3_next(), mixtral(),  olmoe(),      granitemoe(), lfm2_moe()};
+      gpt2(),        llama(),          mistral(),    ministral(), ministral3(), qwen2(),      qwen3(),   gemma(),
+      gemma2(),      gemma3(),         nanochat(),   phi3(),      olmo2(),      olmo3(),      smollm3(), granite(),
+      granite_swa(), granite_hybrid(), exaone4(),    cohere(),    cohere2(),    glm(),        glm4(),    hunyuan(),
+      ernie4_5(),    helium(),         arcee(),      seed_oss(),  starcoder2(), lfm2(),       qwen3_5(), olmo_hybrid(),
+      qwen3_moe(),   qwen3_5_moe(),    qwen3_next(), mixtral(),   olmoe(),      granitemoe(), lfm2_moe()};
   return all;
 }
 inline const ModelFamily& family_named(const std::string& name) {
@@ -44,10 +44,10 @@ inline bool varies(const ModelFamily& family, std::string_view name) {
   });
 }
 
-// Every n-th layer.
-inline std::vector<bool> every_layer(Index n, Index layers) {
+// Every n-th layer, beginning with the n-th one or with the first.
+inline std::vector<bool> every_layer(Index n, Index layers, bool first = false) {
   std::vector<bool> result;
-  for (Index l = 1; l <= layers; ++l) result.push_back(l % n == 0);
+  for (Index l = 0; l < layers; ++l) result.push_back((first ? l : l + 1) % n == 0);
   return result;
 }
 
@@ -55,7 +55,9 @@ inline std::vector<bool> without(std::vector<bool> layers) {
   layers.flip();
   return layers;
 }
-inline std::vector<bool> all_but_every_layer(Index n, Index layers) { return without(every_layer(n, layers)); }
+inline std::vector<bool> all_but_every_layer(Index n, Index layers, bool first = false) {
+  return without(every_layer(n, layers, first));
+}
 
 // A new model of a family.
 inline Config make_config(const std::string& family, const Sizes& s) {
@@ -89,7 +91,7 @@ inline Config make_config(const std::string& family, const Sizes& s) {
     if (c.shared_mlp > 0) c.shared_mlp = c.expert_mlp;
     if (c.dense_layers == 0) c.mlp = c.experts_per_token * c.expert_mlp;
   }
-  if (f.local == LocalLayers::most) c.local = all_but_every_layer(f.global_every, s.layers);
+  if (f.local == LocalLayers::most) c.local = all_but_every_layer(f.global_every, s.layers, f.global_first);
   if (f.without_rope_every > 0) c.without_rope = every_layer(f.without_rope_every, s.layers);
   if (f.local_rope) c.without_rope = without(c.local);
   if (f.rope_by_theta) c.without_rope.assign(static_cast<std::size_t>(s.layers), true);

@@ -74,7 +74,7 @@ struct Modules {
   // in a layer
   const char *attention_norm = "input_layernorm", *mlp_norm = "post_attention_layernorm";
   const char *q = "self_attn.q_proj", *k = "self_attn.k_proj", *v = "self_attn.v_proj", *o = "self_attn.o_proj";
-  const char *q_norm = "self_attn.q_norm", *k_norm = "self_attn.k_norm";
+  const char *q_norm = "self_attn.q_norm", *k_norm = "self_attn.k_norm", *sinks = "self_attn.sinks";
   const char *post_attention_norm = "", *post_mlp_norm = "";
   const char *convolution_in = "", *convolution = "", *convolution_out = "";
   const char *delta_q = "", *delta_k = "", *delta_v = "", *z = "", *beta = "", *decay = "", *a_log = "", *dt_bias = "",
@@ -113,6 +113,8 @@ struct ModelFamily {
   std::vector<Field> fields = {};  // in an order in which formulas find what they need
   LocalLayers local = LocalLayers::none;
   Index global_every = 0;                        // n, where most layers are local
+  bool global_first = false;                     // the first of n layers is global, not the last
+  Index usual_window = 4096;                     // of transformers
   bool local_rope = false;                       // only local layers have RoPE
   bool rope_without_window = false;              // ... but all have it if there is no window
   Index attention_every = 0;                     // every n-th layer of a new model has attention; 0: all
@@ -122,6 +124,7 @@ struct ModelFamily {
   Index without_rope_every = 0;  // every n-th layer has no RoPE, if a file does not list them; 0: all have it
   bool rope_alpha = false;       // dynamic RoPE scaling by "alpha": a larger theta, for all lengths
   bool rope_by_theta = false;    // layers have RoPE only if a file has its theta
+  bool theta_by_layer = false;   // a file lists RoPE's theta of each layer, or 0
   bool query_beta = false;  // queries scaled by a factor that grows with the position: "llama_4_scaling_beta" of RoPE
   Modules modules = {};
   std::vector<Published> published = {};

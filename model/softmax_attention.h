@@ -13,6 +13,7 @@
 #include "kernels/cached_attention.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
+#include "kernels/sinks.cuh"
 #include "model/parts.h"
 #include "model/stream.h"
 #include "model/summary.h"
@@ -82,6 +83,7 @@ struct Attention {
       rows.norm(w.q_norm, names.q_norm, all ? q : c.head_dim, Norm::rms);
       rows.norm(w.k_norm, names.k_norm, all ? kv : c.head_dim, Norm::rms);
     }
+    if (c.sinks) rows.row(w.sinks, names.sinks, "", {1, c.heads}, Init::zeros);
     rows.linear("attention", w.o, names.o, {d, q}, Init::residual, c.output_bias);
   }
 
@@ -162,7 +164,9 @@ class SoftmaxAttention {
     keys_values(a, kv, x, positions);
     queries(a, x, positions);
     append_to_cache(dev, KeysValues<T>{cache.k, cache.v}, {kv.k, kv.v}, rows);
-    cached_attention(dev, AttentionOutput<T>{a.attended.rows, a.lse}, {a.q.rows, cache.k, cache.v}, rows, shape);
+    const AttentionOutput<T> out = {a.attended.rows, a.lse};
+    cached_attention(dev, out, {a.q.rows, cache.k, cache.v}, rows, shape);
+    if (c.sinks) add_sinks(dev, out, w.sinks);
     gate(a);
   }
 
@@ -187,7 +191,7 @@ class SoftmaxAttention {
       dattended = activation_backward(dev, Mlp::sigmoid_gate, a.gate, a.gated, dattended).dup;
     }
     const Matrix<T> dq = matrix(dattended.rows, dattended.cols);
-    attention_gradient(dq, dattended, dkv, chunk);
+    attention_gradient(dq, dattended, dkv, g.sinks, chunk);
     const Summary<A> dkv_of_chunk = dkv.slice(chunk.at.rows);  // complete now
     const Matrix<T> dk = keys_gradient(dkv_of_chunk.k, chunk), dv = own_rows(dkv_of_chunk.v, chunk.x.rows);
     const auto rotate_queries_back = [&] { rope_backward(dq, dq, chunk.at.positions, frequencies.queries); };
@@ -231,7 +235,10 @@ class SoftmaxAttention {
   }
 
   void attend(const Chunk& chunk, const KeptParts& kept = KeptParts::nothing()) {
-    if (!kept.have(Part::attention)) attention(dev, output_of(chunk), input_of(chunk), span(chunk));
+    if (!kept.have(Part::attention)) {
+      attention(dev, output_of(chunk), input_of(chunk), span(chunk));
+      if (c.sinks) add_sinks(dev, output_of(chunk), sinks());
+    }
     exchange.to_rows(chunk.a.attended);
     gate(chunk.a);
   }
@@ -239,8 +246,9 @@ class SoftmaxAttention {
     if (c.attention_gate) activation(dev, Mlp::sigmoid_gate, a.gated, a.gate, a.attended.rows);
   }
 
-  // From dattended to dq, and to dK, dV of all rows that the chunk attends to.
-  void attention_gradient(Matrix<T> dq, Matrix<T> dattended, const Summary<A>& dkv, const Chunk& chunk) {
+  // From dattended to dq, and to dK, dV of all rows that the chunk attends to. Adds to dsinks.
+  void attention_gradient(Matrix<T> dq, Matrix<T> dattended, const Summary<A>& dkv, Matrix<A> dsinks,
+                          const Chunk& chunk) {
     auto scope = dev.scope();
     const Index rows = chunk.at.rows.size();
     const Exchanged<T> dout = exchange.with_heads(dattended, rows), dqueries = exchange.with_heads(dq, rows);
@@ -248,7 +256,14 @@ class SoftmaxAttention {
     attention_backward(dev, AttentionGradient<T>{dqueries.heads, dkv.k, dkv.v}, dout.heads, input_of(chunk),
                        output_of(chunk), span(chunk));
     exchange.to_rows(dqueries);
+    if (!dsinks) return;
+    const Exchanged<A> terms = exchange.with_rows(allocate<A>(dev, rows, shape.heads, Kind::chunk), dq.rows);
+    sinks_backward<Device, T>(dev, terms.heads, dout.heads, output_of(chunk), sinks());
+    exchange.to_rows(terms);
+    add_column_sums(dev, dsinks, terms.rows);
   }
+  // Of this rank's heads.
+  Matrix<T> sinks() const { return exchange.share(w.sinks); }
 
   // dK of this rank's rows, before RoPE unless a norm follows it. A rank alone converts and rotates in one pass.
   Matrix<T> keys_gradient(Matrix<A> heads, const Chunk& chunk) {

@@ -66,6 +66,7 @@ struct Layer {
   Linear<T> b, c, x;  // of a short convolution
   Matrix<T> taps;
   Linear<T> attention_gate;
+  Matrix<T> sinks;  // of attention
   Linear<T> z, beta, decay;  // of a gated delta rule
   Matrix<Accumulator<T>> a_log;
   Matrix<T> dt_bias;

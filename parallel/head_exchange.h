@@ -31,6 +31,10 @@ class HeadExchange {
 
   // This rank's share of the model's heads, or of their columns.
   Index share(Index all) const { return all / ranks_.size; }
+  template <class T>
+  Matrix<T> share(Matrix<T> of_heads) const {
+    return of_heads.columns(ranks_.rank * share(of_heads.cols), share(of_heads.cols));
+  }
 
   // Memory for the other view of a matrix. `rows`: of that view.
   template <class T>

@@ -89,7 +89,7 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
         branch(tape, "branch-keys", norm_and_rope(head(k, shared), w.k_norm.weight, 0, tape.wrong.rotates_keys));
     Array s = branch(tape, "branch-scores", product(tape, q_h, transpose(k_h)));
     if (c.score_cap > 0) s = soft_cap(tape, s, c.score_cap * score_root(c));
-    const Array p = attention_softmax(tape, c, kind.local, batch, s);
+    const Array p = attention_softmax(tape, c, kind.local, batch, s, c.sinks ? columns(w.sinks, h, 1) : Array());
     Array attended = product(tape, p, head(v, shared));
     if (gate.rows) attended = multiply(tape, attended, head(gate, h));
     sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));

@@ -326,14 +326,21 @@ inline double score_root(const Config& c) {
 
 // p[i] = softmax(s[i] / sqrt(dim)) over the visible j, else 0         (some models replace 1 / sqrt(dim))
 // ds[i,j] += p[i,j] (dp[i,j] - Σ_k p[i,k] dp[i,k]) / sqrt(dim)
-inline Array attention_softmax(Tape& tape, const Config& c, bool local, const TokenBatch& batch, Array s) {
-  const Array p = tape.zeros(s.rows, s.cols);
+// A sink is one more score, which takes a share: dsink -= share Σ_k p[i,k] dp[i,k].
+inline Array attention_softmax(Tape& tape, const Config& c, bool local, const TokenBatch& batch, Array s,
+                               Array sink = {}) {
+  const Array p = tape.zeros(s.rows, s.cols), share = tape.zeros(s.rows, 1);
   const double root = score_root(c);
   constexpr double never = -std::numeric_limits<double>::infinity();
   for (Index i = 0; i < s.rows; ++i) {
     for (Index j = 0; j < s.cols; ++j)
       p(i, j).value = visible(c, local, batch, i, j, tape.wrong.sees) ? s(i, j).value / root : never;
-    const double total = log_sum_exp(p, i);
+    double total = log_sum_exp(p, i);
+    if (sink.rows) {
+      const double x = sink(0, 0).value, most = std::max(total, x);
+      total = most + std::log(std::exp(total - most) + std::exp(x - most));
+      share(i, 0).value = std::exp(x - total);
+    }
     for (Index j = 0; j < s.cols; ++j) p(i, j).value = std::exp(p(i, j).value - total);
   }
   tape.on_the_way_back([=] {
@@ -341,6 +348,7 @@ inline Array attention_softmax(Tape& tape, const Config& c, bool local, const To
       double sum = 0;
       for (Index k = 0; k < s.cols; ++k) sum += p(i, k).value * p(i, k).grad;
       for (Index j = 0; j < s.cols; ++j) s(i, j).grad += p(i, j).value * (p(i, j).grad - sum) / root;
+      if (sink.rows) sink(0, 0).grad -= share(i, 0).value * sum;
     }
   });
   return p;

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers import (
     ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config,
-    GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
+    GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, GraniteSWAConfig, HeliumConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
     MixtralConfig, NanoChatConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OlmoHybridConfig, Phi3Config, Qwen2Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
     Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config, Starcoder2Config,
     Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config, Qwen3VLConfig, SmolVLMConfig,
@@ -69,6 +69,7 @@ CONFIGS = {
     "glm": GlmConfig(**SIZES, head_dim=32),
     "glm4": Glm4Config(**SIZES, head_dim=32),
     "granite": GraniteConfig(**SIZES, **GRANITE),
+    "granite_swa": GraniteSWAConfig(**SIZES, **GRANITE, sliding_window=48, layer_rope_theta=[0, 1e3, 1e3]),
     # On CPUs bitsandbytes 0.50 dequantises weights wrongly if their rows are not whole blocks of 64 (96, for example).
     "granite_hybrid": GraniteMoeHybridConfig(
         **SIZES, **GRANITE, shared_intermediate_size=128, num_local_experts=0, position_embedding_type="rope",

@@ -18,9 +18,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 FAMILIES = [
     "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Granite", "GraniteMoe", "GraniteMoeHybrid",
     "Helium", "HunYuanDenseV1", "Lfm2", "Lfm2Moe", "Llama", "Ministral", "Ministral3", "Mistral", "Mixtral", "NanoChat", "Olmo2", "Olmo3", "OlmoHybrid", "Olmoe", "Phi3", "Qwen2",
-    "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "Starcoder2",
+    "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "Starcoder2", "GraniteSWA",
 ]  # fmt: skip
-TYPES = {"Gemma3": "gemma3_text", "HunYuanDenseV1": "hunyuan_v1_dense", "Lfm2Moe": "lfm2_moe", "OlmoHybrid": "olmo_hybrid", "Qwen3Moe": "qwen3_moe",
+TYPES = {"Gemma3": "gemma3_text", "GraniteSWA": "granite_swa", "HunYuanDenseV1": "hunyuan_v1_dense", "Lfm2Moe": "lfm2_moe", "OlmoHybrid": "olmo_hybrid", "Qwen3Moe": "qwen3_moe",
          "Qwen3Next": "qwen3_next", "Qwen3_5": "qwen3_5_text", "Qwen3_5Moe": "qwen3_5_moe_text", "SeedOss": "seed_oss"}
 ACTIVATIONS = {"Arcee": "relu2", "Gemma": "gelu", "Gemma2": "gelu_pytorch_tanh", "Gemma3": "gelu_pytorch_tanh",
                "NanoChat": "relu2", "Starcoder2": "gelu_pytorch_tanh"}  # fmt: skip
@@ -93,7 +93,8 @@ def everything_in_float64():
 def empty_model(config):
     model_class = MODELS[config["architectures"][0]]
     own_config = model_class.config_class.from_dict(copy.deepcopy(config))  # a copy: transformers changes it
-    attention = "eager" if config["model_type"] == "gemma2" else "sdpa"  # SDPA has no soft cap
+    eager = config["model_type"] == "gemma2" or not model_class._supports_sdpa  # SDPA has no soft cap and no sinks
+    attention = "eager" if eager else "sdpa"
     return model_class._from_config(own_config, attn_implementation=attention, experts_implementation="eager").eval()
 
 
@@ -111,6 +112,8 @@ def make_model(config, random):
                 shrink_values(model.config, parameter)
             if config["model_type"] == "mixtral":
                 stretch_routes(name, parameter)
+            if name.endswith("sinks"):  # the first head attends to nothing, the second as if it had no sink
+                parameter[:2] = torch.tensor([30, -30])
         for name, bias in buffers_of(model).items():  # everyone chooses the first expert, and nobody the last
             bias.copy_(torch.linspace(2, -2, len(bias)))
     return model

@@ -218,6 +218,10 @@ CASES = {
         [21, 3, 17], "Granite", vocab=49, hidden=24, heads=4, kv_heads=2, mlp=36, rope_theta=500.0, rope_scaling=None,
         attention_bias=False, mlp_bias=False, embedding_multiplier=6.0, attention_multiplier=0.2,
         residual_multiplier=0.3, logits_scaling=4.0, tie_word_embeddings=True),
+    "granite_swa": case(
+        [24, 3, 17], "GraniteSWA", vocab=47, hidden=24, heads=4, kv_heads=2, mlp=36, sliding_window=6,
+        rope_theta=500.0, layer_rope_theta=[0, 100.0], embedding_multiplier=6.0, attention_multiplier=0.2,
+        residual_multiplier=0.3, logits_scaling=4.0, pad_token_id=None, tie_word_embeddings=True),
     "granite_hybrid": case(
         [19, 3, 19], "GraniteMoeHybrid", vocab=43, hidden=24, heads=4, kv_heads=2, mlp=99, rope_theta=500.0,
         shared_intermediate_size=36, num_local_experts=0, num_experts_per_tok=0, position_embedding_type="rope",

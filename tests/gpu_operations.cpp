@@ -2,6 +2,7 @@
 #include "kernels/chosen_experts.cuh"
 #include "kernels/grouped_matmul.cuh"
 #include "kernels/router.cuh"
+#include "kernels/sinks.cuh"
 #include "model/quantised.h"
 #include "tests/both_devices.h"
 #include "training/optimizer.h"
@@ -365,6 +366,27 @@ TYPED_TEST(DeviceOperations, WeightsInFourBits) {
       for (std::size_t i = 0; i < values.size(); ++i)
         ASSERT_EQ(static_cast<float>(values[i]), static_cast<float>(T(expected[i]))) << i;
     }
+  }
+}
+
+TYPED_TEST(DeviceOperations, Sinks) {
+  const auto forward = []<class T>(auto& dev, Matrix<T> attended, auto lse, Matrix<T> sinks) {
+    add_sinks(dev, AttentionOutput<T>{attended, lse}, sinks);
+  };
+  const auto backward = []<class T>(auto& dev, auto terms, Matrix<T> dout, Matrix<T> attended, auto lse,
+                                    Matrix<T> sinks) {
+    sinks_backward<std::decay_t<decltype(dev)>, T>(dev, terms, dout, AttentionOutput<T>{attended, lse}, sinks);
+  };
+  for (const auto& [rows, heads, dim] : std::vector<std::array<Index, 3>>{{1, 1, 3}, {300, 3, 22}, {130, 4, 64}}) {
+    auto scope = this->gpu->scope();
+    const auto attended = this->random(rows, heads * dim), dout = this->random(rows, heads * dim),
+               sinks = this->random(1, heads, 20);
+    const auto lse = this->wide(rows, heads, 5), terms = this->wide(rows, heads);
+    this->both(forward, attended, lse, sinks);
+    this->expect_near("attended", attended);
+    this->expect_near("lse", lse, 1e-6);
+    this->both(backward, terms, dout, attended, lse, sinks);
+    this->expect_near("terms", terms);
   }
 }
 

@@ -15,7 +15,7 @@ inline std::vector<Family> models_for_ranks() {
   add("qwen3", make_config("qwen3", {83, 30, 2, 8, 4, 6, 45, 0, true}));
   add("qwen2", make_config("qwen2", {71, 32, 1, 8, 4, 8, 36, 0, false}));
   Config* c = add("gemma3", make_config("gemma3", {89, 26, 2, 4, 4, 10, 44, 0, true}));
-  c->window = 20, c->local = {true, false}, c->local_rope_theta = 100;
+  c->window = 20, c->local = {true, false}, c->local_rope_theta = 100, c->sinks = true;
   add("lfm2", make_config("lfm2", {61, 26, 3, 4, 4, 6, 38, 0, true}))->mixers = {
       MixerKind::convolution, MixerKind::attention, MixerKind::convolution};
   c = add("qwen3_5", make_config("qwen3_5", {59, 26, 2, 4, 4, 8, 38, 0, false}));

@@ -133,6 +133,9 @@ inline std::vector<Family> families() {
   add("glm4", make_config("glm4", {47, 26, 2, 3, 1, 12, 30, 0, false}));
   c = add("granite_hybrid", make_config("granitemoehybrid", {61, 20, 2, 4, 2, 8, 26, 0, true}));
   c->embedding_scale = 3, c->residual_scale = 0.4, c->score_scale = 0.25, c->logit_scale = 0.5;
+  c = add("granite_swa", make_config("granite_swa", {47, 24, 3, 4, 2, 6, 34, 0, true}));
+  c->embedding_scale = 3, c->residual_scale = 0.4, c->score_scale = 0.25, c->logit_scale = 0.5;
+  c->window = 30, c->without_rope = {true, false, false};
   c = add("cohere2", make_config("cohere2", {43, 24, 3, 4, 2, 10, 38, 0, true}));
   c->window = 30, c->local = {true, false, true}, c->without_rope = {false, true, false}, c->logit_scale = 0.4;
   c = add("gemma2", make_config("gemma2", {47, 24, 3, 4, 2, 10, 36, 0, true}));
@@ -166,9 +169,9 @@ inline Config with_all_experts(Config c) {
 
 // One of each kind of layer.
 inline std::vector<Family> distinct_families() {
-  static const std::set<std::string> distinct = {"gpt2",    "gemma2",         "gemma3",    "phi3",     "olmo2",
-                                                 "glm4",    "granite_hybrid", "cohere2",   "nanochat", "lfm2",
-                                                 "qwen3_5", "olmo_hybrid",    "qwen3_moe", "lfm2_moe", "qwen3_next"};
+  static const std::set<std::string> distinct = {"gpt2",    "gemma2",      "gemma3",    "phi3",     "olmo2",
+                                                 "glm4",    "granite_swa", "cohere2",   "nanochat", "lfm2",
+                                                 "qwen3_5", "olmo_hybrid", "qwen3_moe", "lfm2_moe", "qwen3_next"};
   std::vector<Family> all = families();
   std::erase_if(all, [](const Family& family) { return !distinct.contains(family.name); });
   return all;

@@ -65,7 +65,7 @@ inline std::vector<bool> layers_of_type(const Fields& f, const Config& c, const 
 inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) {
   const bool upper = family.local == LocalLayers::upper, most = family.local == LocalLayers::most;
   const bool all = family.local == LocalLayers::all || family.local == LocalLayers::all_or_listed;
-  const Index usual = most || upper ? 4096 : all ? family.defaults.window : 0;  // of transformers
+  const Index usual = most || upper ? family.usual_window : all ? family.defaults.window : 0;  // of transformers
   const Index window = f.json.contains("sliding_window") ? f.get<Index>("sliding_window", 0) : usual;
   if (upper && !f.get<bool>("use_sliding_window", false)) return void(f.has("layer_types"));
   c.window = window;
@@ -74,7 +74,7 @@ inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) 
   if (f.has("layer_types")) {
     c.local = layers_of_type(f, c, "sliding_attention");
   } else if (most) {
-    c.local = all_but_every_layer(pattern, c.layers);
+    c.local = all_but_every_layer(pattern, c.layers, family.global_first);
   } else if (upper) {
     for (Index l = 0; l < c.layers; ++l) c.local.push_back(l >= first_local);
   }
@@ -97,6 +97,28 @@ inline void read_layers_without_rope(const Fields& f, const ModelFamily& family,
   require(std::ssize(with_rope) >= c.layers, f.file, ": \"no_rope_layers\" must have a number for each of the ",
           c.layers, " layers");
   for (Index l = 0; l < c.layers; ++l) c.without_rope[l] = with_rope[l] == 0;
+}
+
+// RoPE's theta of each layer, or 0 for one without RoPE: one theta for global layers and one for local layers.
+inline void read_thetas(const Fields& f, Config& c) {
+  if (!f.has("layer_rope_theta")) return;
+  const std::vector<double> thetas = f.numbers("layer_rope_theta");
+  require(std::ssize(thetas) >= c.layers, f.file, ": \"layer_rope_theta\" must have a number for each of the ",
+          c.layers, " layers");
+  double of_kind[2] = {0, 0};  // global, local
+  for (Index l = 0; l < c.layers; ++l) {
+    const double theta = thetas[static_cast<std::size_t>(l)];
+    double& usual = of_kind[c.is_local(l)];
+    require(theta == 0 || usual == 0 || theta == usual, f.file, ": \"layer_rope_theta\": layer ", l, " has ", theta,
+            ", another one like it ", usual, "; layers with different thetas are supported if one kind has a window");
+    if (theta != 0) usual = theta;
+    c.without_rope.push_back(theta == 0);
+  }
+  if (std::ranges::find(c.without_rope, true) == c.without_rope.end()) c.without_rope.clear();
+  if (of_kind[0] > 0) c.rope_theta = of_kind[0];
+  if (of_kind[1] > 0 && of_kind[1] != c.rope_theta) c.local_rope_theta = of_kind[1];
+  require(c.local_rope_theta == 0 || c.rope_scaling == RopeScaling(), f.file,
+          ": \"layer_rope_theta\": RoPE that is scaled is supported with one theta only");
 }
 
 // Whether a file says, by a null, that no layer has RoPE.
@@ -274,6 +296,7 @@ inline Config config_from_json(const Json& json, const std::string& file, const 
   if (found->other_mixer == MixerKind::convolution && found->defaults.experts == 0) adjust_mlp(f, c);
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, *found, c);
+  if (found->theta_by_layer) read_thetas(f, c);
   if (found->rope_by_theta && says_no_theta(json)) c.without_rope.assign(static_cast<std::size_t>(c.layers), true);
   read_base(f, c, root);
   for (const char* name : {"is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"}) f.only(name, false);
@@ -305,7 +328,12 @@ inline Json config_to_json(const Config& c) {
     json["layer_types"].push_back(mixer == MixerKind::attention ? "full_attention" : family.other_type);
   for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");
   if (family.rope_by_theta && !c.without_rope.empty()) json["rope_theta"] = json["rope_parameters"] = nullptr;
-  for (const bool without : family.local_rope || family.rope_by_theta ? std::vector<bool>() : c.without_rope)
+  for (Index l = 0; family.theta_by_layer && l < c.layers; ++l) {
+    const double theta = c.is_local(l) && c.local_rope_theta > 0 ? c.local_rope_theta : c.rope_theta;
+    json["layer_rope_theta"].push_back(c.has_rope(l) ? theta : 0);
+  }
+  for (const bool without :
+       family.local_rope || family.rope_by_theta || family.theta_by_layer ? std::vector<bool>() : c.without_rope)
     json["no_rope_layers"].push_back(without ? 0 : 1);
   write_rope(json, c.rope_scaling);
   return json;

@@ -167,6 +167,17 @@ inline ModelFamily granite() {
                     {"granite-3.3-8b", {49159, 4096, 40, 32, 8, 128, 12800, 131072, true}, 0, {}, granite_8b}}};
 }
 
+// As Granite; attention has sinks, and three of four layers are local. A file can list RoPE's theta of each layer.
+inline ModelFamily granite_swa() {
+  ModelFamily f = granite();
+  f.name = f.type = "granite_swa", f.architecture = "GraniteSWAForCausalLM";
+  f.defaults.sinks = true, f.defaults.window = 128;
+  f.fields = with_changes(f.fields, {{"rms_norm_eps", &Config::norm_eps, 1e-5}, {"num_key_value_heads", &Config::kv_heads, 4},
+                                     {"tie_word_embeddings", &Config::tied, true}});
+  f.local = LocalLayers::most, f.global_every = 4, f.global_first = true, f.usual_window = 128, f.theta_by_layer = true;
+  return f;
+}
+
 // Granite 4 without experts and Mamba layers: as Granite; gate and up are one tensor in files.
 inline ModelFamily granite_hybrid() {
   ModelFamily f = granite();
