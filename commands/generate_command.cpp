@@ -304,7 +304,7 @@ class GenerateCommand : public Command {
     if (watch.tokens > 1 && watch.steps > 0) {
       line += format("; then %.1f tokens/s", static_cast<double>(watch.tokens - 1) / after);
       if (stats) {
-        const double bytes = bytes_of_step(), rate = read_rate(step.device);
+        const double bytes = bytes_of_step(ceil_div(watch.tokens, watch.steps + 1)), rate = read_rate(step.device);
         const double step_seconds = after / static_cast<double>(watch.steps);
         line += format("; %.2f ms per step, %.2f of memory bandwidth (%.2f ms to read %s of weights at %.1f GB/s)",
                        1e3 * step_seconds, bytes / rate / step_seconds, 1e3 * bytes / rate,
@@ -315,13 +315,15 @@ class GenerateCommand : public Command {
     print_error("%s]\n", line);
   }
 
-  // Bytes of weights that a step of one sequence reads: all but embedding tables, of which it reads only a few rows. A tied
-  // table is also the head and is read completely.
-  double bytes_of_step() const {
-    Index numbers = active_parameters(config);
+  // Bytes of weights that a step of so many sequences reads: all but embedding tables, of which it reads only a few rows,
+  // and experts that nobody can choose. A tied table is also the head and is read completely.
+  double bytes_of_step(Index sequences) const {
+    Config used = config;
+    used.experts_per_token = least(config.experts, sequences * config.experts_per_token);
+    Index numbers = active_parameters(used);
     if (!config.tied) numbers -= config.vocab * config.hidden;
     if (config.positions == Positions::learned) numbers -= config.max_length * config.hidden;
-    const Index linear = active_parameters(config, [](const Parameter& p) { return *p.group != 0; });
+    const Index linear = active_parameters(used, [](const Parameter& p) { return *p.group != 0; });
     const double quantised = config.base == Base::nf4 ? static_cast<double>(linear) : 0;
     return (static_cast<double>(numbers) - quantised) * (step.dtype == DType::bf16 ? 2 : 4) + 0.52 * quantised;
   }

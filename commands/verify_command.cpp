@@ -254,7 +254,10 @@ class VerifyCommand : public Command {
     if (!equal) fail_with("the modes have different bits");
     if (!planned) fail_with("the memory differs from the plan");
     if (!(rounding.relative <= limit && relative(run.loss, truth_->loss) <= limit)) {
-      fail_with(settings_.dtype == DType::f64 ? "the gradient is not exact" : "the error is too large for rounding");
+      fail_with(settings_.dtype == DType::f64   ? "the gradient is not exact"
+                : settings_.config.experts == 0 ? "the error is too large for rounding"
+                                                : "the error is too large for rounding, unless that changed which "
+                                                  "experts a row chooses; try --dtype f32");
     }
     for (const std::string& warning : run.warnings) json_["warnings"].push_back(warning);
     if (!run.warnings.empty()) fail_with(run.warnings.front());

@@ -41,7 +41,7 @@ struct Nf4 {
   explicit operator bool() const { return static_cast<bool>(codes); }
 };
 
-// w = the weights in the type of w, or `later`
+// w = the weights in the type of w. `later`: counts the work, which is done when experts are chosen.
 template <class Device, class T>
 void dequantise(Device& dev, Matrix<T> w, const Nf4& q, bool later = false) {
   require_shape("nf4", "codes", q.codes, 1, ceil_div(w.size(), 2));

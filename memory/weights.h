@@ -37,7 +37,7 @@ class Weights {
       largest = std::max(largest, place(layer_table(model.config, layer, any), {}));
     }
     if (quantised && model.config.experts > 0)
-      near_ = allocate<std::int32_t>(dev, 1, model.config.experts, Kind::weights);
+      ready_ = allocate<std::int32_t>(dev, 1, model.config.experts, Kind::weights);
     for (Index i = 0; i < (quantised ? 1 : 2); ++i) slots_[i].memory = allocate<T>(dev, 1, largest, Kind::weights);
   }
 
@@ -90,7 +90,7 @@ class Weights {
   const Layer<T>& dequantise(Index layer) {
     for (const Entry<T>& e : open(slots_[0], layer))
       if (e.quantised) streambp::dequantise(dev_, *e.matrix, *e.quantised, e.parameter.experts > 0);
-    if (Matrix<std::int32_t>& near = slots_[0].weights.routed.near = near_; near) zero(dev_, near);
+    if (slots_[0].weights.routed.ready = ready_; ready_) zero(dev_, ready_);
     return slots_[0].weights;
   }
 
@@ -159,9 +159,9 @@ class Weights {
   Device& dev_;
   const Model<T>& model_;
   std::optional<decltype(std::declval<Device&>().scope())> scope_;
-  Slot slots_[2];              // of layers with even and with odd numbers; of weights in 4 bits, the first
-  Matrix<std::int32_t> near_;  // of experts in 4 bits: which of the layer's are dequantised
-  bool arriving_ = false;      // exchanges of layers were started
+  Slot slots_[2];               // of layers with even and with odd numbers; of weights in 4 bits, the first
+  Matrix<std::int32_t> ready_;  // of experts in 4 bits: which of the layer's are dequantised
+  bool arriving_ = false;       // exchanges of layers were started
 };
 
 }  // namespace streambp

@@ -103,7 +103,8 @@ class ExpertMixture {
     if (!kept.have(Part::gate_up)) linear<Device, A, T>(dev, a.logits, x, w.router);
     route(dev, a.routes.chosen, a.weights, router(a));
     sort_by_expert(dev, a.routes);
-    if (w.near) bring_near<Device, T>(dev, {in_4_bits(w.gate), in_4_bits(w.up), in_4_bits(w.down)}, a.routes, w.near);
+    if (w.ready)
+      dequantise_chosen<Device, T>(dev, {in_4_bits(w.gate), in_4_bits(w.up), in_4_bits(w.down)}, a.routes, w.ready);
     if (a.use.sums) count_use(dev, a.use, a.routes, a.logits);
     if (!kept.have(Part::gate_up)) {
       auto scope = dev.scope();

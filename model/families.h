@@ -103,6 +103,7 @@ inline std::map<std::string, Config> known_models() {
   std::map<std::string, Config> models;
   for (const ModelFamily& family : model_families()) {
     for (const auto& [name, sizes, theta, scaling, also] : family.published) {
+      require(!models.contains(name), "the published model ", quote(name), " is there twice");
       Config& c = models[name] = make_config(family.name, sizes);
       if (theta > 0) c.rope_theta = theta;
       c.rope_scaling = scaling;

@@ -51,7 +51,7 @@ template <class T>
 struct MixtureWeights {
   Linear<T> router, gate, up, down;
   Matrix<Accumulator<T>> bias;  // of the router's choice
-  Matrix<std::int32_t> near;    // of experts in 4 bits: which of them are near
+  Matrix<std::int32_t> ready;   // of experts in 4 bits: which of them are dequantised
 
   Linear<T> ups() const { return with_shared_a(up, gate); }
 };
@@ -66,7 +66,7 @@ struct Layer {
   Linear<T> b, c, x;  // of a short convolution
   Matrix<T> taps;
   Linear<T> attention_gate;
-  Matrix<T> sinks;  // of attention
+  Matrix<T> sinks;           // of attention
   Linear<T> z, beta, decay;  // of a gated delta rule
   Matrix<Accumulator<T>> a_log;
   Matrix<T> dt_bias;

@@ -405,22 +405,22 @@ TYPED_TEST(DeviceOperations, ChosenExpertsInFourBits) {
     Nf4 q = allocate_nf4(dev, kExperts * size);
     upload(dev, q, numbers);
     const auto w = allocate<T>(dev, kExperts * rows, cols, Kind::weights);
-    const auto near = allocate<std::int32_t>(dev, 1, kExperts, Kind::weights);
-    zero(dev, w), zero(dev, near);
+    const auto ready = allocate<std::int32_t>(dev, 1, kExperts, Kind::weights);
+    zero(dev, w), zero(dev, ready);
     const Routes routes = allocate_routes(dev, 2, 2, kExperts);
-    std::vector<bool> is_near(kExperts);
+    std::vector<bool> is_ready(kExperts);
     for (const std::vector<std::int32_t>& chosen : {std::vector<std::int32_t>{1, 4, 1, 4}, {0, 1, 1, 4}}) {
       dev.upload(routes.chosen, chosen.data());
       sort_by_expert(dev, routes);
-      bring_near<typename TypeParam::D, T>(dev, {{w, q}}, routes, near);
-      for (const std::int32_t e : chosen) is_near[static_cast<std::size_t>(e)] = true;
+      dequantise_chosen<typename TypeParam::D, T>(dev, {{w, q}}, routes, ready);
+      for (const std::int32_t e : chosen) is_ready[static_cast<std::size_t>(e)] = true;
       const std::vector<T> values = to_host(dev, w);
       for (std::size_t i = 0; i < values.size(); ++i) {
-        const bool here = is_near[i / static_cast<std::size_t>(size)];
+        const bool here = is_ready[i / static_cast<std::size_t>(size)];
         ASSERT_EQ(static_cast<float>(values[i]), here ? static_cast<float>(T(expected[i])) : 0) << i;
       }
-      EXPECT_EQ(to_host(dev, near), std::vector<std::int32_t>(is_near.begin(), is_near.end()));
-      zero(dev, w.slice({rows, 2 * rows}));  // expert 1 is near: it does not come again
+      EXPECT_EQ(to_host(dev, ready), std::vector<std::int32_t>(is_ready.begin(), is_ready.end()));
+      zero(dev, w.slice({rows, 2 * rows}));  // expert 1 is ready: it is not dequantised again
       std::fill_n(expected.begin() + size, size, 0.0f);
     }
   }

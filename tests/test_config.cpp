@@ -129,18 +129,20 @@ TEST(ConfigFile, ThetaOfEachLayer) {
   Config c = make_config("granite_swa", {100, 32, 5, 4, 2, 8, 64, 128, true});
   EXPECT_EQ(c.local, (std::vector<bool>{false, true, true, true, false}));
   EXPECT_EQ(config_from_json(config_to_json(c), "f"), c);
-  c.local_rope_theta = 100, c.without_rope = {true, false, false, true, true};
+  c.rope_theta = 100, c.without_rope = {true, false, false, true, true};
   Json json = config_to_json(c);
   EXPECT_EQ(json["layer_rope_theta"], Json({0, 100.0, 100.0, 0, 0}));
   json.erase("layer_types");  // the first of every four is global
   EXPECT_EQ(config_from_json(json, "f"), c);
   json["layer_rope_theta"] = {50, 100, 100, 100, 50};
-  c.rope_theta = 50, c.without_rope.clear();
+  c.rope_theta = 50, c.local_rope_theta = 100, c.without_rope.clear();
   EXPECT_EQ(config_from_json(json, "f"), c);
   json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2}};
   EXPECT_ERROR(config_from_json(json, "f"), "with one theta only");
   json["layer_rope_theta"] = {50, 100, 101, 100, 50};
   EXPECT_ERROR(config_from_json(json, "f"), "layer 2 has 101");
+  json["layer_rope_theta"] = {50, 100, -100, 100, 50};
+  EXPECT_ERROR(config_from_json(json, "f"), "layer 2 has -100; it must be 1 or more");
   json["layer_rope_theta"] = {50, 100};
   EXPECT_ERROR(config_from_json(json, "f"), "a number for each of the 5 layers");
 }

@@ -109,13 +109,15 @@ inline void read_thetas(const Fields& f, Config& c) {
   for (Index l = 0; l < c.layers; ++l) {
     const double theta = thetas[static_cast<std::size_t>(l)];
     double& usual = of_kind[c.is_local(l)];
+    require(theta == 0 || theta >= 1, f.file, ": \"layer_rope_theta\": layer ", l, " has ", theta,
+            "; it must be 1 or more, or 0 for a layer without RoPE");
     require(theta == 0 || usual == 0 || theta == usual, f.file, ": \"layer_rope_theta\": layer ", l, " has ", theta,
-            ", another one like it ", usual, "; layers with different thetas are supported if one kind has a window");
+            " and an earlier one ", usual, "; global layers can have one theta, and layers with a window another one");
     if (theta != 0) usual = theta;
     c.without_rope.push_back(theta == 0);
   }
   if (std::ranges::find(c.without_rope, true) == c.without_rope.end()) c.without_rope.clear();
-  if (of_kind[0] > 0) c.rope_theta = of_kind[0];
+  if (of_kind[0] > 0 || of_kind[1] > 0) c.rope_theta = of_kind[0] > 0 ? of_kind[0] : of_kind[1];
   if (of_kind[1] > 0 && of_kind[1] != c.rope_theta) c.local_rope_theta = of_kind[1];
   require(c.local_rope_theta == 0 || c.rope_scaling == RopeScaling(), f.file,
           ": \"layer_rope_theta\": RoPE that is scaled is supported with one theta only");

@@ -175,6 +175,7 @@ inline ModelFamily granite_swa() {
   f.fields = with_changes(f.fields, {{"rms_norm_eps", &Config::norm_eps, 1e-5}, {"num_key_value_heads", &Config::kv_heads, 4},
                                      {"tie_word_embeddings", &Config::tied, true}});
   f.local = LocalLayers::most, f.global_every = 4, f.global_first = true, f.usual_window = 128, f.theta_by_layer = true;
+  f.published = {};
   return f;
 }
 
