@@ -57,7 +57,7 @@ class ModelDirectories : public Commands {
 };
 
 TEST_F(ModelDirectories, RoundTripInEveryTypeInOneFileOrInShards) {
-  for (const char* family : {"gpt2", "qwen3", "gemma3", "mixtral", "granitemoe", "lfm2_moe"}) {
+  for (const char* family : {"gpt2", "qwen3", "gemma3", "mixtral", "granitemoe", "lfm2_moe", "gpt_oss"}) {
     for (const char* dtype : {"F32", "BF16", "F16"}) {
       for (const std::size_t shard : {kLargestShard, std::size_t{3000}}) {
         fs::remove_all(dir);
