@@ -3,7 +3,8 @@
 //   a(x) = x σ(z(x))            SiLU: z = x            GELU: z = sqrt(8/π) (x + 0.044715 x³)
 //   a'(x) = σ + x σ (1 - σ) z'(x)
 //
-// relu² is max(x, 0)², with the slope 2 max(x, 0).
+// relu² is max(x, 0)², with the slope 2 max(x, 0). Clamped SwiGLU has z = 1.702 x, and with numbers beyond 7 cut off, which have
+// no gradient, y = a(min(gate, 7)) * (1 + up), where up is between -7 and 7.
 //
 //   forward          y = a(gate) * up      (SwiGLU, GeGLU)          y = a(up)      (without a gate)
 //                    y = σ(gate) * up      (the gate of attention)
@@ -19,7 +20,7 @@
 
 namespace streambp {
 
-enum class Mlp { gelu, swiglu, geglu, relu2, sigmoid_gate };
+enum class Mlp { gelu, swiglu, geglu, relu2, sigmoid_gate, clamped_swiglu };
 
 struct Silu {
   template <class T>
@@ -49,6 +50,26 @@ struct Gelu {
 
 struct Relu2 {};
 struct Sigmoid {};
+struct ClampedSilu {
+  template <class T>
+  static constexpr T slope = T(1.702);
+  template <class T>
+  static constexpr T limit = T(7);
+
+  template <class T>
+  STREAMBP_INLINE static T z(T x) {
+    return slope<T> * x;
+  }
+  template <class T>
+  STREAMBP_INLINE static T z_slope(T) {
+    return slope<T>;
+  }
+  // Not a number stays so.
+  template <class T>
+  STREAMBP_INLINE static T below(T x) {
+    return x > limit<T> ? limit<T> : x;
+  }
+};
 
 template <class A, class T>
 STREAMBP_INLINE T activated(A, T x) {
@@ -63,12 +84,31 @@ template <class T>
 STREAMBP_INLINE T activated(Sigmoid, T x) {
   return sigmoid(x);
 }
+template <class T>
+STREAMBP_INLINE T activated(ClampedSilu, T x) {
+  const T below = ClampedSilu::below(x);
+  return below * sigmoid(ClampedSilu::z(below));
+}
+
+// What a(gate) is multiplied by, and the gradient of up from that of this factor.
+template <class A, class T>
+STREAMBP_INLINE T factor(A, T up) {
+  if constexpr (std::is_same_v<A, ClampedSilu>) return T(1) - ClampedSilu::below(-ClampedSilu::below(up));
+  return up;
+}
+template <class A, class T>
+STREAMBP_INLINE T factor_backward(A, T up, T dfactor) {
+  if constexpr (std::is_same_v<A, ClampedSilu>)
+    return up > ClampedSilu::limit<T> || up < -ClampedSilu::limit<T> ? T(0) : dfactor;
+  return dfactor;
+}
 
 // Calls f with the activation of this kind.
 template <class F>
 void with_activation(Mlp kind, F&& f) {
   if (kind == Mlp::sigmoid_gate) return f(Sigmoid{});
   if (kind == Mlp::swiglu) return f(Silu{});
+  if (kind == Mlp::clamped_swiglu) return f(ClampedSilu{});
   kind == Mlp::relu2 ? f(Relu2{}) : f(Gelu{});
 }
 
@@ -110,9 +150,12 @@ struct ValueAndSlope {
       value = activated(A{}, x);
       slope = value * (T(1) - value);
     } else {
+      [[maybe_unused]] const T given = x;
+      if constexpr (std::is_same_v<A, ClampedSilu>) x = ClampedSilu::below(x);
       const T s = sigmoid(A::z(x));
       value = x * s;
       slope = s + x * s * (T(1) - s) * A::z_slope(x);
+      if constexpr (std::is_same_v<A, ClampedSilu>) slope = given > x ? T(0) : slope;
     }
   }
 };
@@ -126,7 +169,7 @@ void compute_activation(Cpu&, A, Matrix<T> y, Input<T> gate, Input<T> up) {
     T* out = y.row(i);
     if (gate) {
 #pragma omp simd
-      for (Index j = 0; j < y.cols; ++j) out[j] = a(g[j]) * u[j];
+      for (Index j = 0; j < y.cols; ++j) out[j] = a(g[j]) * factor(A{}, Accumulator<T>(u[j]));
     } else {
 #pragma omp simd
       for (Index j = 0; j < y.cols; ++j) out[j] = a(u[j]);
@@ -144,8 +187,9 @@ void compute_activation_backward(Cpu&, A, Matrix<T> gate, Matrix<T> up, Input<T>
 #pragma omp simd
       for (Index j = 0; j < dy.cols; ++j) {
         const ValueAndSlope<A, Accumulator<T>> a(g[j]);
-        g[j] = d[j] * u[j] * a.slope;
-        u[j] = d[j] * a.value;
+        const Accumulator<T> up = u[j], dy = d[j];
+        g[j] = dy * factor(A{}, up) * a.slope;
+        u[j] = factor_backward(A{}, up, dy * a.value);
       }
     } else {
 #pragma omp simd
@@ -164,7 +208,7 @@ void compute_activation(Cuda& dev, A, Matrix<T> y, Input<T> gate, Input<T> up) {
   auto f = [=] __device__(auto n, Index i, Index j) {
     auto u = cuda::load<n()>(up.row(i) + j);
     const auto x = gated ? cuda::load<n()>(gate.row(i) + j) : u;
-    for (int k = 0; k < n(); ++k) u.x[k] = activated(A{}, x.x[k]) * (gated ? u.x[k] : 1);
+    for (int k = 0; k < n(); ++k) u.x[k] = activated(A{}, x.x[k]) * (gated ? factor(A{}, u.x[k]) : 1);
     cuda::store(y.row(i) + j, u);
   };
   cuda::for_each_element(dev, f, y, gate, up);
@@ -179,8 +223,9 @@ void compute_activation_backward(Cuda& dev, A, Matrix<T> gate, Matrix<T> up, Inp
     auto g = gated ? cuda::load<n()>(gate.row(i) + j) : u;
     for (int k = 0; k < n(); ++k) {
       const ValueAndSlope<A, float> a(g.x[k]);
-      g.x[k] = d.x[k] * u.x[k] * a.slope;
-      u.x[k] = d.x[k] * (gated ? a.value : a.slope);
+      const float up = u.x[k];
+      g.x[k] = d.x[k] * factor(A{}, up) * a.slope;
+      u.x[k] = gated ? factor_backward(A{}, up, d.x[k] * a.value) : d.x[k] * a.slope;
     }
     if (gated) cuda::store(gate.row(i) + j, g);
     cuda::store(up.row(i) + j, u);

@@ -117,16 +117,6 @@ void compute_grouped_matmul_backward_weight(Cpu& dev, Matrix<Accumulator<T>> dw,
 
 namespace cuda {
 
-// The group of a row.
-__device__ inline Index group_of(const Routes& routes, Index row) {
-  Index low = 0, high = routes.experts() - 1;
-  while (low < high) {
-    const Index middle = (low + high + 1) / 2;
-    routes.begin(0, middle) <= row ? low = middle : high = middle - 1;
-  }
-  return low;
-}
-
 // Whether all rows start at multiples of 16 bytes and end there.
 template <class... M>
 bool in_pieces(const M&... matrices) {
@@ -145,7 +135,7 @@ void grouped_product_of_rows(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, con
   }
   const Index width = w.rows / routes.experts();
   for_each_column(dev, y.rows, y.cols, [=] __device__(Index i, Index j) {
-    const Index first = group_of(routes, i) * width, step = TRANSPOSED ? w.stride : 1;
+    const Index first = routes.expert_of(i) * width, step = TRANSPOSED ? w.stride : 1;
     const T *x_row = x.row(i), *weight = TRANSPOSED ? w.row(first) + j : w.row(first + j);
     float sum = update == Update::add ? static_cast<float>(y(i, j)) : 0;
     for (Index k = 0; k < x.cols; ++k)

@@ -26,6 +26,15 @@ struct Routes {
 
   constexpr Index experts() const { return begin.cols - 1; }
   constexpr Index size() const { return source.cols; }
+  // Of a place.
+  STREAMBP_INLINE Index expert_of(Index place) const {
+    Index low = 0, high = experts() - 1;
+    while (low < high) {
+      const Index middle = (low + high + 1) / 2;
+      begin(0, middle) <= place ? low = middle : high = middle - 1;
+    }
+    return low;
+  }
 };
 
 template <class Device>

@@ -73,7 +73,8 @@ struct Config {
   double rotary_share = 1;              // of the numbers of a head; the others are not rotated
   std::vector<bool> without_rope = {};  // without_rope[l]: layer l has no RoPE; empty: all have it
   Mlp mlp_kind = Mlp::swiglu;
-  bool qkv_bias = false, output_bias = false, mlp_bias = false;
+  bool qkv_bias = false, output_bias = false;
+  bool mlp_bias = false;  // with experts: of them, and of their router
   QkNorm qk_norm = QkNorm::none;
   bool tied = false;  // the head's weight is the token embedding
   double embedding_scale = 1, logit_scale = 1;
@@ -125,7 +126,7 @@ struct Config {
     return {experts, experts_per_token, expert_mlp, {router_kind, router_renormalised, router_eps, router_scale}};
   }
   MixtureShape shared() const { return {1, 1, shared_mlp, {.kind = RouterKind::sigmoid}}; }
-  bool gated() const { return mlp_kind == Mlp::swiglu || mlp_kind == Mlp::geglu; }
+  bool gated() const { return mlp_kind != Mlp::gelu && mlp_kind != Mlp::relu2; }
   bool has_qk_norm() const { return qk_norm != QkNorm::none; }
   bool is_local(Index layer) const { return window > 0 && (local.empty() || local[static_cast<std::size_t>(layer)]); }
   bool has_rope(Index layer) const {
@@ -217,7 +218,9 @@ inline void validate(const Config& c) {
             " are supported");
     require(c.expert_mlp > 0 && c.expert_mlp <= kLargestSize, "model: experts of width ", c.expert_mlp,
             " are not supported");
-    require(c.gated() && !c.mlp_bias, "model: experts have gates and no biases");
+    require(c.gated(), "model: experts have gates");
+    require(!c.mlp_bias || (c.shared_mlp == 0 && c.dense_layers == 0),
+            "model: experts that have biases are all routed, and in all layers");
     require(c.dense_layers >= 0 && c.dense_layers < c.layers, "model: of ", c.layers, " layers, the first ",
             c.dense_layers, " cannot be dense and others have experts");
     require(c.router_scale > 0, "model: the scale of a router must be positive");

@@ -4,8 +4,8 @@
 //   activated = act(x gate_eᵀ) * (x up_eᵀ)                              for each row and each of its experts e
 //   output    = Σ_e weight_e activated down_eᵀ
 //
-// The rows of a chunk are sorted by expert (kernels/routes.cuh); activations have a row for each row and expert of it. The
-// weights of all experts are one matrix, one below the other.
+// In some models router, gate, up and down have biases. The rows of a chunk are sorted by expert (kernels/routes.cuh);
+// activations have a row for each row and expert of it. The weights of all experts are one matrix, one below the other.
 //
 // A shared expert, which all rows use, is a second mixture, of one expert: its weight is the sigmoid of its only logit.
 #pragma once
@@ -40,13 +40,14 @@ struct Experts {
     const Config& c = rows.c;
     const Modules& names = family_of(c).modules;
     const Index d = c.hidden, m = c.expert_mlp, shared = c.shared_mlp;
-    rows.router(w.routed.router, names.router, {c.experts, d});
+    rows.router(w.routed.router, names.router, {c.experts, d}, c.mlp_bias);
     if (c.router_bias) {
       Parameter& bias = rows.row(w.routed.bias, names.router_bias, "", {1, c.experts}, Init::zeros);
       bias.wide = true, bias.trained = false;
     }
-    rows.experts(w.routed.gate, names.experts_in, {m, d}, m, Init::normal);
-    rows.experts(w.routed.up, names.experts_in, {m, d}, m, Init::normal);
+    const Index turn = names.experts_interleaved ? 1 : m;
+    rows.experts(w.routed.gate, names.experts_in, {m, d}, turn, Init::normal);
+    rows.experts(w.routed.up, names.experts_in, {m, d}, turn, Init::normal);
     rows.experts(w.routed.down, names.experts_out, {d, m}, 0, Init::residual);
     if (shared == 0) return;
     rows.linear("mlp", w.shared.router, names.shared_router, {1, d}, Init::normal, false);
@@ -132,7 +133,11 @@ class ExpertMixture {
     const Matrix<T> packed_dy = gathered(dy, a.routes);
     grouped_linear_backward_input(dev, dactivated, packed_dy, w.down, a.routes, Update::assign);
     combine_rows_backward<Device, T>(dev, dweights, dactivated, a.activated, a.weights, a.routes);
-    grouped_linear_backward_weight(dev, {Back{g.down, packed_dy, w.down}}, a.activated, a.routes);
+    grouped_linear_backward_weight(dev, {Back{without_bias(g.down), packed_dy, w.down}}, a.activated, a.routes);
+    if (w.down.bias) {
+      weighted_bias_backward<Device, T>(dev, dweights, packed_dy, w.down.bias, a.weights, a.routes);
+      group_bias_backward<Device, T>(dev, g.down.bias, packed_dy, a.routes);
+    }
     // From here on the memory of gate and up holds their gradients.
     const auto [dgate, dup] = activation_backward(dev, kind, a.gate, a.up, dactivated);
     const Matrix<T> packed = packed_dy;  // the same memory
@@ -152,6 +157,10 @@ class ExpertMixture {
 
  private:
   static ExpertsIn4Bits<T> in_4_bits(const Linear<T>& w) { return {w.weight, w.quantised}; }
+  static Linear<A> without_bias(Linear<A> w) {
+    w.bias = {};
+    return w;
+  }
   RouterInput<A> router(const Activations& a) const { return {a.logits, w.bias, m.style}; }
   Matrix<T> gathered(Matrix<T> x, const Routes& routes) {
     const auto packed = allocate<T>(dev, routes.size(), x.cols, Kind::chunk);

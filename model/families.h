@@ -16,11 +16,11 @@ namespace streambp {
 // All families. A program may add its own.
 inline std::deque<ModelFamily>& model_families() {
   static std::deque<ModelFamily> all = {
-      gpt2(),        llama(),          mistral(),    ministral(), ministral3(), qwen2(),      qwen3(),   gemma(),
-      gemma2(),      gemma3(),         nanochat(),   phi3(),      olmo2(),      olmo3(),      smollm3(), granite(),
-      granite_swa(), granite_hybrid(), exaone4(),    cohere(),    cohere2(),    glm(),        glm4(),    hunyuan(),
-      ernie4_5(),    helium(),         arcee(),      seed_oss(),  starcoder2(), lfm2(),       qwen3_5(), olmo_hybrid(),
-      qwen3_moe(),   qwen3_5_moe(),    qwen3_next(), mixtral(),   olmoe(),      granitemoe(), lfm2_moe()};
+      gpt2(),        llama(),          mistral(),    ministral(), ministral3(), qwen2(),      qwen3(),    gemma(),
+      gemma2(),      gemma3(),         nanochat(),   phi3(),      olmo2(),      olmo3(),      smollm3(),  granite(),
+      granite_swa(), granite_hybrid(), exaone4(),    cohere(),    cohere2(),    glm(),        glm4(),     hunyuan(),
+      ernie4_5(),    helium(),         arcee(),      seed_oss(),  starcoder2(), lfm2(),       qwen3_5(),  olmo_hybrid(),
+      qwen3_moe(),   qwen3_5_moe(),    qwen3_next(), mixtral(),   olmoe(),      granitemoe(), lfm2_moe(), gpt_oss()};
   return all;
 }
 inline const ModelFamily& family_named(const std::string& name) {

@@ -85,8 +85,9 @@ struct Modules {
              *shared_up = "mlp.shared_expert.up_proj", *shared_down = "mlp.shared_expert.down_proj";
   const char *gate = "mlp.gate_proj", *up = "mlp.up_proj", *down = "mlp.down_proj";
 
-  bool transposed = false;  // linear layers are stored as (inputs x outputs)
-  const char* root = "";    // comes before all names but the head's: always in adapters, sometimes in models
+  bool transposed = false;                                       // linear layers are stored as (inputs x outputs)
+  bool experts_transposed = false, experts_interleaved = false;  // of experts; gate and up in turns, row by row
+  const char* root = "";  // comes before all names but the head's: always in adapters, sometimes in models
   std::vector<const char*> unused = {};  // the ends of names of tensors that files have without need
   std::vector<StoredAs> others = {};     // what files may have otherwise
 };

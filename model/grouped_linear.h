@@ -3,6 +3,7 @@
 // Of an adapter, a and b have the thin matrices of all experts, one below the other.
 #pragma once
 
+#include "kernels/group_bias.cuh"
 #include "kernels/grouped_matmul.cuh"
 #include "model/linear.h"
 
@@ -16,11 +17,12 @@ Matrix<T> grouped_low_rank(Device& dev, Matrix<T> x, const Adapter<T>& adapter, 
   scale(dev, low, adapter.scale);
   return low;
 }
-// y = x weight_eᵀ
+// y = x weight_eᵀ + bias_e
 template <class Device, class T>
 void grouped_linear(Device& dev, Matrix<T> y, Matrix<T> x, const Linear<T>& w, const Routes& routes) {
   if (routes.experts() == 1) return linear(dev, y, x, w);
   grouped_matmul<Device, T>(dev, y, x, w.weight, routes, Update::assign);
+  if (w.bias) add_group_bias<Device, T>(dev, y, w.bias, routes);
   if (!w.adapter.b) return;
   auto scope = dev.scope();
   grouped_matmul<Device, T>(dev, y, grouped_low_rank(dev, x, w.adapter, routes), w.adapter.b, routes, Update::add);
@@ -46,7 +48,10 @@ template <class Device, class T, class A>
 void grouped_linear_backward_weight(Device& dev, std::initializer_list<LinearBackward<T, A>> layers, Matrix<T> x,
                                     const Routes& routes) {
   if (routes.experts() == 1) return linear_backward(dev, {}, x, layers, Update::add);
-  for (const auto& [dw, dy, w] : layers) grouped_matmul_backward_weight<Device, T, A>(dev, dw.weight, dy, x, routes);
+  for (const auto& [dw, dy, w] : layers) {
+    grouped_matmul_backward_weight<Device, T, A>(dev, dw.weight, dy, x, routes);
+    group_bias_backward<Device, T>(dev, dw.bias, dy, routes);
+  }
   const auto& [dfirst, dy_of_first, first] = *layers.begin();
   if (!dfirst.adapter.b) return;
   auto scope = dev.scope();

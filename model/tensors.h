@@ -188,18 +188,24 @@ struct Section {
     row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : Init::ones);
     if (kind == Norm::layer && c.norm_bias) row(w.bias, module, ".bias", {1, width}, Init::zeros);
   }
-  // The weights of all experts, one below the other. Parts of one tensor take turns, expert by expert.
+  // The weights of all experts, one below the other. Parts of one tensor take turns: expert by expert, or row by row.
   void experts(Linear<T>& w, const char* module, TensorShape shape, Index turn, Init init) {
     Parameter& weight = row(w.weight, module, "", {c.experts * shape.rows, shape.cols}, init);
     const Index part = weight.part;
     weight.group = "experts", weight.experts = c.experts, weight.turn = turn;
+    weight.transposed = family_of(c).modules.experts_transposed;
     table.back().far = &w.far;
     if (c.base == Base::nf4) table.back().quantised = &w.quantised;
-    adapter(w, module, shape, part, c.experts);
+    if (c.mlp_bias) {
+      Parameter& bias = row(w.bias, std::string(module) + "_bias", "", {1, c.experts * shape.rows}, Init::zeros);
+      bias.experts = c.experts, bias.turn = turn;
+    }
+    adapter(w, module, shape, part, c.experts, turn);
   }
   // A router is never in 4 bits or in far memory.
-  void router(Linear<T>& w, const char* module, TensorShape shape) {
+  void router(Linear<T>& w, const char* module, TensorShape shape, bool bias) {
     row(w.weight, module, ".weight", shape, Init::normal).group = "router";
+    if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros);
     adapter(w, module, shape, 0);
   }
   void linear(const char* group, Linear<T>& w, const char* module, TensorShape shape, Init init, bool bias) {
@@ -214,14 +220,15 @@ struct Section {
 
  private:
   // shape: of an expert's weight, where there are experts
-  void adapter(Linear<T>& w, const char* module, TensorShape shape, Index part, Index experts = 0) {
+  void adapter(Linear<T>& w, const char* module, TensorShape shape, Index part, Index experts = 0, Index turn = 0) {
     const auto found = c.adapters.find(prefix + module);
     if (found == c.adapters.end()) return;
     const auto [rank, scale] = found->second;
     const Index all = most(experts, 1);
     w.adapter.scale = scale;  // not a tensor, but set with them
     if (part == 0) row(w.adapter.a, module, ".lora_A.weight", {all * rank, shape.cols}, Init::adapter_a);
-    row(w.adapter.b, module, ".lora_B.weight", {all * shape.rows, rank}, Init::adapter_b).experts = experts;
+    Parameter& b = row(w.adapter.b, module, ".lora_B.weight", {all * shape.rows, rank}, Init::adapter_b);
+    b.experts = experts, b.turn = turn;
   }
 };
 

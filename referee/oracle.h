@@ -178,14 +178,22 @@ inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
 
 // The sum of the experts that a row chooses, and of the shared one.
 inline Array experts(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
-  const auto gated = [&](Array gate, Array up) { return multiply(tape, activation(tape, c.mlp_kind, gate), up); };
+  const auto clamped = [&](Array up) {
+    return map(
+        tape, up, [](double x) { return 1 + std::clamp(x, -kClamp, kClamp); },
+        [](double x) { return std::abs(x) <= kClamp ? 1.0 : 0.0; });
+  };
+  const auto gated = [&](Array gate, Array up) {
+    return multiply(tape, activation(tape, c.mlp_kind, gate), c.mlp_kind == Mlp::clamped_swiglu ? clamped(up) : up);
+  };
   const MixtureWeights<Number>& r = w.routed;
   const auto of_expert = [&](const Matrix<Number>& all, Index e) {
     const Index rows = all.rows / c.experts;
     return all.slice({e * rows, (e + 1) * rows});
   };
   const auto expert_linear = [&](Array in, const Linear<Number>& all, Index e) {
-    Linear<Number> own = {of_expert(all.weight, e), {}};
+    const Index width = all.bias.cols / c.experts;
+    Linear<Number> own = {of_expert(all.weight, e), all.bias ? all.bias.columns(e * width, width) : all.bias};
     if (all.adapter.b) own.adapter = {of_expert(all.adapter.a, e), of_expert(all.adapter.b, e), all.adapter.scale};
     return linear(tape, in, own);
   };

@@ -378,9 +378,12 @@ inline Array log_probability(Tape& tape, Array logits, const std::vector<std::in
 }
 
 // SiLU: f(x) = x σ(x)        GELU: f(x) = x/2 (1 + tanh u) with u = sqrt(2/π) (x + 0.044715 x³)        relu²: max(x, 0)²
+// Clamped SiLU: y σ(1.702 y) with y = min(x, 7)
+constexpr double kClamp = 7, kClampedSlope = 1.702;
 inline double f(Mlp kind, double x) {
   if (kind == Mlp::relu2) return std::pow(std::max(x, 0.0), 2);
   if (kind == Mlp::swiglu) return x / (1 + std::exp(-x));
+  if (kind == Mlp::clamped_swiglu) return std::min(x, kClamp) / (1 + std::exp(-kClampedSlope * std::min(x, kClamp)));
   const double u = std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
   return x / 2 * (1 + std::tanh(u));
 }
@@ -388,6 +391,10 @@ inline double f(Mlp kind, double x) {
 // SiLU: f'(x) = σ + x σ (1 - σ)        GELU: f'(x) = (1 + tanh u) / 2 + x/2 (1 - tanh² u) du/dx
 inline double f_slope(Mlp kind, double x) {
   if (kind == Mlp::relu2) return 2 * std::max(x, 0.0);
+  if (kind == Mlp::clamped_swiglu) {
+    const double s = 1 / (1 + std::exp(-kClampedSlope * x));
+    return x <= kClamp ? s * (1 + kClampedSlope * x * (1 - s)) : 0;
+  }
   const double sigma = 1 / (1 + std::exp(-x));
   if (kind == Mlp::swiglu) return sigma + x * sigma * (1 - sigma);
   const double u = std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);

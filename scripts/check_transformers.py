@@ -24,7 +24,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers import (
-    ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config,
+    ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config, GptOssConfig,
     GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, GraniteSWAConfig, HeliumConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
     MixtralConfig, NanoChatConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OlmoHybridConfig, Phi3Config, Qwen2Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
     Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config, Starcoder2Config,
@@ -99,6 +99,7 @@ CONFIGS = {
     "mixtral": MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
     "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
     "granitemoe": GraniteMoeConfig(**SIZES, **GRANITE, num_local_experts=4, num_experts_per_tok=2),
+    "gpt_oss": GptOssConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, head_dim=32, sliding_window=48),
     "lfm2_moe": Lfm2MoeConfig(**SIZES, **EXPERTS, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1),
 }
 VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16)

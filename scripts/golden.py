@@ -18,9 +18,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 FAMILIES = [
     "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Granite", "GraniteMoe", "GraniteMoeHybrid",
     "Helium", "HunYuanDenseV1", "Lfm2", "Lfm2Moe", "Llama", "Ministral", "Ministral3", "Mistral", "Mixtral", "NanoChat", "Olmo2", "Olmo3", "OlmoHybrid", "Olmoe", "Phi3", "Qwen2",
-    "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "Starcoder2", "GraniteSWA",
+    "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "Starcoder2", "GraniteSWA", "GptOss",
 ]  # fmt: skip
-TYPES = {"Gemma3": "gemma3_text", "GraniteSWA": "granite_swa", "HunYuanDenseV1": "hunyuan_v1_dense", "Lfm2Moe": "lfm2_moe", "OlmoHybrid": "olmo_hybrid", "Qwen3Moe": "qwen3_moe",
+TYPES = {"Gemma3": "gemma3_text", "GptOss": "gpt_oss", "GraniteSWA": "granite_swa", "HunYuanDenseV1": "hunyuan_v1_dense", "Lfm2Moe": "lfm2_moe", "OlmoHybrid": "olmo_hybrid", "Qwen3Moe": "qwen3_moe",
          "Qwen3Next": "qwen3_next", "Qwen3_5": "qwen3_5_text", "Qwen3_5Moe": "qwen3_5_moe_text", "SeedOss": "seed_oss"}
 ACTIVATIONS = {"Arcee": "relu2", "Gemma": "gelu", "Gemma2": "gelu_pytorch_tanh", "Gemma3": "gelu_pytorch_tanh",
                "NanoChat": "relu2", "Starcoder2": "gelu_pytorch_tanh"}  # fmt: skip
@@ -112,6 +112,8 @@ def make_model(config, random):
                 shrink_values(model.config, parameter)
             if config["model_type"] == "mixtral":
                 stretch_routes(name, parameter)
+            if name.endswith("gate_up_proj_bias"):
+                reach_clamps(parameter)
             if name.endswith("sinks"):  # the first head attends to nothing, the second as if it had no sink
                 parameter[:2] = torch.tensor([30, -30])
         for name, bias in buffers_of(model).items():  # everyone chooses the first expert, and nobody the last
@@ -133,6 +135,12 @@ def stretch_routes(name, parameter):
     elif name.endswith("mlp.gate.weight"):
         parameter[:, 0] = torch.tensor([2.5, -8] + [0] * (len(parameter) - 2))
     parameter.copy_(parameter.type(FLOAT32))
+
+
+def reach_clamps(bias):
+    """Gates and ups of the first columns of an expert are about the limits of GPT-OSS's activation."""
+    bias[:, :6] += torch.tensor([7, 0, 0, 7, 0, -7]).type(FLOAT32)
+    bias.copy_(bias.type(FLOAT32))
 
 
 def stretch_gates(name, parameter):
@@ -266,7 +274,8 @@ def check_turns(model, config, rope, length, layer_type=()):
     if "ohere" in type(model).__name__:
         angles = [[p * f for f in frequencies for _ in range(2)] for p in range(length)]
     else:
-        angles = [[p * f for f in frequencies] * 2 for p in range(length)]
+        repeated = 1 if config["model_type"] == "gpt_oss" else 2  # its halves share a column
+        angles = [[p * f for f in frequencies] * repeated for p in range(length)]
     cosines, sines = rope_of(model)(torch.ones(1), torch.arange(length)[None], *layer_type)
     for angle, cosine, sine in zip(angles, cosines[0].tolist(), sines[0].tolist()):
         assert_close("cosine", cosine, [scale * math.cos(a) for a in angle])

@@ -34,6 +34,8 @@ ADAPTERS = {
     # Adapters of all experts at once, and of routers.
     "qwen3_moe": ("qwen3_moe", dict(r=2, lora_alpha=3, target_modules=["q_proj"],
                                     target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"])),
+    "gpt_oss": ("gpt_oss", dict(r=2, lora_alpha=3, target_modules=["q_proj", "o_proj"],
+                                target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.router.weight"])),
     "mixtral_down": ("mixtral", dict(r=3, lora_alpha=3, target_modules=["o_proj"], target_parameters=["mlp.experts.down_proj"])),
     # Adapters of one layer, and two modules of the base that are trained too.
     "gemma3_and_norms": (

@@ -323,6 +323,13 @@ CASES = {
         rope_parameters={"mrope_interleaved": True, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5,
                          "rope_theta": 300.0, "rope_type": "default"},
         bos_token_id=None, pad_token_id=None, tie_word_embeddings=True),
+    # The published form. Gates and ups are on both sides of the activation's limits.
+    "gpt_oss": case(
+        [23, 2, 17], "GptOss", vocab=41, hidden=20, heads=4, kv_heads=2, mlp=12, head_dim=6, num_local_experts=7, num_experts_per_tok=3,
+        num_hidden_layers=3, experts_per_token=3, initial_context_length=16, sliding_window=6, swiglu_limit=7.0, attention_bias=True,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], output_router_logits=True, router_aux_loss_coef=0.4,
+        rope_scaling={"beta_fast": 8.0, "beta_slow": 0.2, "factor": 32.0, "original_max_position_embeddings": 16, "rope_type": "yarn", "truncate": False},
+        rope_theta=50.0, pad_token_id=None, tie_word_embeddings=False),
     # A loss balances the experts; the second document begins at a multiple of 64 rows, and unused rows do not count.
     "qwen3_moe_balanced": case(
         [23, 2, 17], "Qwen3Moe", vocab=29, hidden=16, heads=2, kv_heads=1, mlp=8, head_dim=8, num_local_experts=7,

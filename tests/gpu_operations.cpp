@@ -1,5 +1,6 @@
 // Each operation of both devices, in float32 and bfloat16, against the CPU in float64, for awkward shapes.
 #include "kernels/chosen_experts.cuh"
+#include "kernels/group_bias.cuh"
 #include "kernels/grouped_matmul.cuh"
 #include "kernels/router.cuh"
 #include "kernels/sinks.cuh"
@@ -81,6 +82,30 @@ TYPED_TEST(DeviceOperations, Experts) {
       this->expect_near("dweights", dweights, kRounding<T>);
     }
   });
+}
+
+// In two lanes, with experts that few or no rows choose.
+TYPED_TEST(DeviceOperations, BiasesOfExperts) {
+  const auto run = []<class T>(auto& dev, Matrix<T> y, Matrix<T> bias, Matrix<T> dy, auto logits, auto weights,
+                               auto dweights, auto dbias) {
+    using Device = std::remove_reference_t<decltype(dev)>;
+    auto scope = dev.scope();
+    const Routes routes = allocate_routes(dev, weights.rows, weights.cols, logits.cols);
+    route(dev, routes.chosen, weights, {logits, {}, {RouterKind::softmax, true, 0, 1}});
+    sort_by_expert(dev, routes);
+    add_group_bias<Device, T>(dev, y, bias, routes);
+    weighted_bias_backward<Device, T>(dev, dweights, dy, bias, weights, routes);
+    group_bias_backward<Device, T>(dev, dbias, dy, routes);
+  };
+  for (const auto& [n, experts, width] : std::vector<std::array<Index, 3>>{{700, 7, 24}, {600, 5, 301}, {2, 4, 8}}) {
+    auto scope = this->gpu->scope();
+    const auto y = this->random(2 * n, width), bias = this->random(1, experts * width), dy = this->random(2 * n, width);
+    const auto logits = this->wide(n, experts, 3), weights = this->wide(n, 2), dweights = this->wide(n, 2),
+               dbias = this->wide(2, experts * width);
+    this->both(run, y, bias, dy, logits, weights, dweights, dbias);
+    this->expect_near("y", y), this->expect_near("dy", dy), this->expect_near("dweights", dweights, 1e-5);
+    this->expect_near("dbias", dbias, kRounding<typename TestFixture::T>);
+  }
 }
 
 TYPED_TEST(DeviceOperations, Norms) {
@@ -215,11 +240,12 @@ TEST(CpuOperations, NormAndRotationInOnePass) {
 }
 
 TYPED_TEST(DeviceOperations, Activations) {
-  for (const Mlp kind : {Mlp::gelu, Mlp::swiglu, Mlp::geglu, Mlp::relu2}) {
+  for (const Mlp kind : {Mlp::gelu, Mlp::swiglu, Mlp::geglu, Mlp::relu2, Mlp::clamped_swiglu}) {
     for (const Index cols : {19, 64}) {
       auto scope = this->gpu->scope();
-      const auto gate = this->random(130, cols, 2), up = this->random(130, cols, 2), y = this->random(130, cols),
-                 dy = this->random(130, cols);
+      const double spread = kind == Mlp::clamped_swiglu ? 5 : 2;
+      const auto gate = this->random(130, cols, spread), up = this->random(130, cols, spread),
+                 y = this->random(130, cols), dy = this->random(130, cols);
       const auto if_gated = [=](auto gate) {
         return kind == Mlp::gelu || kind == Mlp::relu2 ? decltype(gate){} : gate;
       };

@@ -157,6 +157,9 @@ inline std::vector<Family> families() {
   c = add("qwen3_next", make_config("qwen3_next", {43, 24, 4, 4, 2, 8, 34, 0, false}));
   c->delta_key_heads = 2, c->delta_value_heads = 4, c->delta_key_dim = 5, c->delta_value_dim = 7;
   c->experts = 4, c->shared_mlp = 9, c->norm_eps = 0.1, c->balanced = true, c->balance_factor = 0.2;
+  c = add("gpt_oss", make_config("gpt_oss", {47, 22, 3, 4, 2, 6, 30, 0, false}));
+  c->experts = 5, c->experts_per_token = 3, c->expert_mlp = 9, c->window = 30, c->rope_theta = 500;
+  c->rope_scaling.factor = 4, c->rope_scaling.original_length = 64;
   add("olmoe", make_config("olmoe", {41, 20, 2, 2, 1, 8, 26, 0, false}))->experts = 3;
   return all;
 }
@@ -169,9 +172,9 @@ inline Config with_all_experts(Config c) {
 
 // One of each kind of layer.
 inline std::vector<Family> distinct_families() {
-  static const std::set<std::string> distinct = {"gpt2",    "gemma2",      "gemma3",    "phi3",     "olmo2",
-                                                 "glm4",    "granite_swa", "cohere2",   "nanochat", "lfm2",
-                                                 "qwen3_5", "olmo_hybrid", "qwen3_moe", "lfm2_moe", "qwen3_next"};
+  static const std::set<std::string> distinct = {
+      "gpt2",     "gemma2", "gemma3",  "phi3",        "olmo2",     "glm4",     "granite_swa", "cohere2",
+      "nanochat", "lfm2",   "qwen3_5", "olmo_hybrid", "qwen3_moe", "lfm2_moe", "qwen3_next",  "gpt_oss"};
   std::vector<Family> all = families();
   std::erase_if(all, [](const Family& family) { return !distinct.contains(family.name); });
   return all;

@@ -11,7 +11,7 @@ fs::path adapter_folder(const std::string& name) { return golden_folder().parent
 class PeftCase : public TemporaryDirectory, public testing::WithParamInterface<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Adapters, PeftCase,
                          testing::Values("gpt2", "llama_patterns", "qwen3_rslora", "gemma3_and_norms", "qwen3_moe",
-                                         "mixtral_down"),
+                                         "gpt_oss", "mixtral_down"),
                          [](const auto& info) { return info.param; });
 
 // A model with the adapters of a case.

@@ -147,6 +147,17 @@ TEST(ConfigFile, ThetaOfEachLayer) {
   EXPECT_ERROR(config_from_json(json, "f"), "a number for each of the 5 layers");
 }
 
+// What a file leaves out is as in transformers.
+TEST(ConfigFile, DefaultsOfGptOss) {
+  const Config published = known_models().at("gpt-oss-120b");
+  EXPECT_TRUE(published.is_local(0) && !published.is_local(1) && published.is_local(34));
+  Json json = {{"model_type", "gpt_oss"}};
+  EXPECT_EQ(config_from_json(json, "f"), published);
+  json["num_hidden_layers"] = 24, json["num_local_experts"] = 32, json["experts_per_token"] = 4;
+  EXPECT_EQ(config_from_json(json, "f"), known_models().at("gpt-oss-20b"));
+  EXPECT_EQ(parameter_count(published), 116'829'156'672);
+}
+
 TEST(ConfigFile, LocalLayersByNameAndByRule) {
   Json json = config_to_json(make_config("gemma3", {100, 32, 13, 4, 2, 8, 64, 128, true}));
   json.erase("layer_types");  // every sixth is global
@@ -312,7 +323,8 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
   };
   const std::vector<std::pair<Json, const char*>> patches = {
       {{{"model_type", "unknown"}}, "\"unknown\" are not supported; arcee, aya_vision"},
-      {{{"model_type", "gpt_oss"}}, "mixtures of experts of another kind"},
+      {{{"model_type", "deepseek_v3"}}, "mixtures of experts of another kind"},
+      {{{"model_type", "gpt_oss"}, {"swiglu_limit", 5}}, "swiglu_limit"},
       {{{"model_type", "mixtral"}, {"num_local_experts", 4}, {"num_experts_per_tok", 5}},
        "cannot choose 5 of 4 experts"},
       {{{"model_type", "qwen3_moe"}, {"mlp_only_layers", {1}}}, "mlp_only_layers"},

@@ -1,5 +1,6 @@
 // The operations of a mixture of experts: forward against their formulas in float64, backward against finite differences of
 // a whole mixture, and bit for bit between chunks, lanes and threads.
+#include "kernels/group_bias.cuh"
 #include "kernels/grouped_matmul.cuh"
 #include "kernels/router.cuh"
 #include "tests/operations.h"
@@ -14,8 +15,8 @@ struct Experts {
   const Index chosen, in_width, out_width;
   RouterStyle style;
   Owned<A> logits, bias{1, kExperts, 2}, dlogits{kRows, kExperts, 3};
-  Owned<T> x, w, y, dy, dx;
-  Owned<A> dw;
+  Owned<T> x, w, b, y, dy, dx;
+  Owned<A> dw, db;
   std::vector<std::int32_t> experts;  // of each row
 
   explicit Experts(Index chosen, const RouterStyle& style = {}, Index lanes = 1, Index in = 5, Index out = 9)
@@ -26,10 +27,12 @@ struct Experts {
         logits(kRows, kExperts, 1),
         x(kRows, in, 4),
         w(kExperts * out, in, 5),
+        b(1, kExperts * out, 9),
         y(kRows, out, 6),
         dy(kRows, out, 7),
         dx(kRows, in, 8),
-        dw(lanes * kExperts * out, in, 0, 0) {}
+        dw(lanes * kExperts * out, in, 0, 0),
+        db(lanes, kExperts * out, 0, 0) {}
 
   RouterInput<A> router(Rows rows) const { return {logits.m.slice(rows), bias.m, style}; }
 
@@ -44,6 +47,7 @@ struct Experts {
                out = allocate<T>(dev, routes.size(), out_width, Kind::chunk);
     gather_rows<Cpu, T>(dev, in, x.m.slice(rows), routes);
     grouped_matmul<Cpu, T>(dev, out, in, w.m, routes, Update::assign);
+    add_group_bias<Cpu, T>(dev, out, b.m, routes);
     combine_rows<Cpu, T>(dev, y.m.slice(rows), out, weights, routes);
     if (!backward) {
       experts.assign(routes.chosen.data, routes.chosen.data + routes.chosen.size());
@@ -55,6 +59,8 @@ struct Experts {
     grouped_matmul_backward_input<Cpu, T>(dev, din, out, w.m, routes, Update::assign);
     combine_rows_backward<Cpu, T>(dev, dweights, din, in, weights, routes);
     grouped_matmul_backward_weight<Cpu, T, A>(dev, dw.m, out, in, routes);
+    weighted_bias_backward<Cpu, T>(dev, dweights, out, b.m, weights, routes);
+    group_bias_backward<Cpu, T>(dev, db.m, out, routes);
     combine_rows<Cpu, T>(dev, dx.m.slice(rows), din, {}, routes);
     route_backward(dev, dlogits.m.slice(rows), routes.chosen, dweights, router(rows));
   }
@@ -95,8 +101,10 @@ TEST(ExpertOperations, MatchTheirFormulas) {
       }
       expect_near(e.y.m, [&](Index i, Index j) {
         double sum = 0;
-        for (Index n = 0; n < e.kExperts; ++n)
+        for (Index n = 0; n < e.kExperts; ++n) {
           for (Index k = 0; k < e.in_width; ++k) sum += weights[i][n] * e.x.m(i, k) * e.w.m(n * e.out_width + j, k);
+          sum += weights[i][n] * e.b.m(0, n * e.out_width + j);
+        }
         return sum;
       });
     }
@@ -113,6 +121,7 @@ TEST(ExpertOperations, HaveTheGradientsOfFiniteDifferences) {
     e.run(device(), {0, e.kRows}, true);
     expect_gradient("dx", e.x.m, e.dx.m, loss);
     expect_gradient("dw", e.w.m, e.dw.m, loss);
+    expect_gradient("db", e.b.m, e.db.m, loss);
     expect_gradient("dlogits", e.logits.m, e.dlogits.m, loss);
   }
 }
@@ -132,7 +141,8 @@ void expect_bits_of_one_chunk() {
       const auto same = [](auto a, auto b) { return std::memcmp(a.data, b.data, a.size() * sizeof(*a.data)) == 0; };
       EXPECT_TRUE(same(whole.y.m, parts.y.m) && same(whole.dx.m, parts.dx.m));
       EXPECT_TRUE(same(whole.dlogits.m, parts.dlogits.m));
-      EXPECT_EQ(same(whole.dw.m, parts.dw.m), lanes == 1) << "a chunk of two tiles gives the second to lane 1";
+      EXPECT_EQ(same(whole.dw.m, parts.dw.m) && same(whole.db.m, parts.db.m), lanes == 1)
+          << "a chunk of two tiles gives the second to lane 1";
     }
   }
 }
@@ -150,10 +160,13 @@ TEST(ExpertOperations, OfManyColumnsHaveTheBitsOfFew) {
     for (Index j = 0; j < few.out_width; ++j) few.dy.m(i, j) = wide.dy.m(i, 511 + j);
   }
   for (auto* e : {&wide, &few}) e->run(device(), {0, e->kRows}, true);
-  for (Index n = 0; n < few.kExperts; ++n)
-    for (Index j = 0; j < few.out_width; ++j)
+  for (Index n = 0; n < few.kExperts; ++n) {
+    for (Index j = 0; j < few.out_width; ++j) {
+      EXPECT_EQ(few.db.m(0, n * few.out_width + j), wide.db.m(0, n * wide.out_width + 511 + j));
       for (Index k = 0; k < few.in_width; ++k)
         EXPECT_EQ(few.dw.m(n * few.out_width + j, k), wide.dw.m(n * wide.out_width + 511 + j, 795 + k));
+    }
+  }
 }
 
 // A model that has diverged: the loss tells.

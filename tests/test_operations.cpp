@@ -178,12 +178,14 @@ TEST(Operations, RopeRotatesAPartOfAHead) {
 
 class ActivationOperation : public testing::TestWithParam<Mlp> {};
 INSTANTIATE_TEST_SUITE_P(Operations, ActivationOperation,
-                         testing::Values(Mlp::gelu, Mlp::swiglu, Mlp::geglu, Mlp::relu2));
+                         testing::Values(Mlp::gelu, Mlp::swiglu, Mlp::geglu, Mlp::relu2, Mlp::clamped_swiglu));
 
 TEST_P(ActivationOperation, MatchesItsFormulaForwardAndBackward) {
   const Mlp kind = GetParam();
   const Index n = 130, d = 19;
-  Owned<double> g(n, d, 1, 2), up(n, d, 2, 2), y(n, d, 3), dy(n, d, 4);
+  const bool clamped = kind == Mlp::clamped_swiglu;
+  const double spread = clamped ? 5 : 2;
+  Owned<double> g(n, d, 1, spread), up(n, d, 2, spread), y(n, d, 3), dy(n, d, 4);
   const M gate = kind == Mlp::gelu || kind == Mlp::relu2 ? M{} : g.m;
   const Loss loss = [&] {
     activation(device(), kind, y.m, gate, up.m);
@@ -191,14 +193,15 @@ TEST_P(ActivationOperation, MatchesItsFormulaForwardAndBackward) {
   };
   loss();
   expect_near(y.m, [&](Index i, Index j) {
-    const double x = gate ? g.m(i, j) : up.m(i, j);
+    const double x = gate ? g.m(i, j) : up.m(i, j), below = std::min(x, 7.0);
+    if (clamped) return below / (1 + std::exp(-1.702 * below)) * (std::clamp(up.m(i, j), -7.0, 7.0) + 1);
     const double a = kind == Mlp::relu2 ? (x > 0 ? x * x : 0)
                      : kind == Mlp::swiglu
                          ? x / (1 + std::exp(-x))
                          : 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     return gate ? a * up.m(i, j) : a;
   });
-  const Owned<double> gate_copy(n, d, 1, 2), up_copy(n, d, 2, 2);
+  const Owned<double> gate_copy(n, d, 1, spread), up_copy(n, d, 2, spread);
   const auto [dgate, dup] = activation_backward(device(), kind, gate ? gate_copy.m : M{}, up_copy.m, dy.m);
   expect_gradient("dup", up.m, dup, loss);
   if (gate) expect_gradient("dgate", g.m, dgate, loss);

@@ -252,8 +252,8 @@ inline std::string reason_against(const std::string& type) {
        {"gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"}},
       {"they have per-layer embeddings and shared keys and values", {"gemma3n", "gemma3n_text"}},
       {"they are mixtures of experts of another kind",
-       {"dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "gpt_oss", "jetmoe", "kimi_k2", "llama4",
-        "llama4_text", "minimax", "minimax_m2"}},
+       {"dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "jetmoe", "kimi_k2", "llama4", "llama4_text",
+        "minimax", "minimax_m2"}},
       {"they have state spaces, or another kind of linear attention",
        {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h",
         "recurrent_gemma", "rwkv", "zamba2"}}};

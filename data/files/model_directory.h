@@ -5,6 +5,7 @@
 
 #include "data/files/config.h"
 #include "data/files/files.h"
+#include "data/files/mxfp4.h"
 #include "data/files/tensors.h"
 
 namespace streambp {
@@ -102,6 +103,7 @@ class ModelFiles {
       if (tensors.contains(prefix + family.modules.tokens + ".weight")) names_.prefix = prefix;
     }
     if (!root.empty()) names_.root = root, find_text_model();
+    find_mxfp4(tensors, joined_);
     for (const auto& family : model_families())
       for (const StoredAs& other : family.modules.others) find_pieces(other, tensors, joined_, names_.pieces);
   }

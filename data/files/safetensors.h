@@ -30,10 +30,13 @@ struct Tensor {
   const std::byte* data;  // in the mapped file; not aligned
   std::size_t bytes;
   std::vector<Tensor> pieces = {};  // one after the other; then there is no data
+  // Where pieces are something else: what number they have here.
+  float (*number)(const Tensor&, Index) = nullptr;
 };
 
 inline bool is_real(const Tensor& tensor) {
-  return tensor.dtype == "F32" || tensor.dtype == "F64" || tensor.dtype == "F16" || tensor.dtype == "BF16";
+  return tensor.number || tensor.dtype == "F32" || tensor.dtype == "F64" || tensor.dtype == "F16" ||
+         tensor.dtype == "BF16";
 }
 
 inline Index element_count(const std::string& where, const std::vector<Index>& shape) {
@@ -74,6 +77,10 @@ inline Index dtype_size(const std::string& dtype) {
 template <class T>
 void read(const Tensor& tensor, Index first, Index count, T* out) {
   require(0 <= first && 0 <= count && first + count <= tensor.count, tensor.where, ": has ", tensor.count, " elements");
+  if constexpr (!std::is_integral_v<T>) {
+    for (Index i = 0; tensor.number && i < count; ++i) out[i] = static_cast<T>(tensor.number(tensor, first + i));
+    if (tensor.number) return;
+  }
   for (const Tensor& piece : tensor.pieces) {
     const Index part = std::clamp<Index>(piece.count - first, 0, count);
     if (part > 0) read(piece, first, part, out);

@@ -31,9 +31,10 @@ std::vector<std::int64_t> stored_shape(const Table<T>& parts) {
   const Parameter& p = parts.front().parameter;
   Index length = 0;
   for (const Entry<T>& e : parts) length += e.parameter.length();
-  if (p.vector()) return {length};
+  if (p.vector()) return p.experts > 0 ? std::vector<std::int64_t>{p.experts, length / p.experts} : std::vector{length};
   if (in_turn_by_expert(p)) return {length / p.experts, p.cols * p.experts};
   if (p.per_channel) return {length, 1, p.cols};
+  if (p.experts > 0 && p.transposed) return {p.experts, p.cols, length / p.experts};
   if (p.experts > 0) return {p.experts, length / p.experts, p.cols};
   if (p.transposed) return {p.cols, length};
   return {length, p.cols};
@@ -45,7 +46,8 @@ inline Index line_width(const Parameter& p) { return p.vector() ? 1 : p.cols; }
 // Where a line of a part is in a stored tensor of this shape. `before`: the length of the parts before it.
 inline Index stored_line(const Parameter& p, const std::vector<std::int64_t>& shape, Index before, Index line) {
   if (p.turn == 0) return before + line;
-  const Index lines = p.experts > 0 ? shape[0] * shape[1] : shape[p.transposed ? 1 : 0], turns = p.length() / p.turn;
+  const Index outputs = shape[(p.experts > 0) + p.transposed], lines = p.experts > 0 ? p.experts * outputs : outputs,
+              turns = p.length() / p.turn;
   return (line / p.turn * lines + before) / turns + line % p.turn;
 }
 
@@ -56,9 +58,15 @@ struct StoredNumbers {
 inline StoredNumbers stored_numbers(const Parameter& p, const std::vector<std::int64_t>& shape, Index before,
                                     Index line) {
   const Index outputs = p.rows / most(p.experts, 1);
-  if (in_turn_by_expert(p)) return {(before / p.experts + line % outputs) * shape[1] + line / outputs, p.experts};
+  if (in_turn_by_expert(p)) {
+    const Index output = line % outputs,
+                row = p.turn == 1 ? output * (shape[0] / outputs) + p.part : before / p.experts + output;
+    return {row * shape[1] + line / outputs, p.experts};
+  }
   const Index at = stored_line(p, shape, before, line);
-  return p.transposed ? StoredNumbers{at, shape[1]} : StoredNumbers{at * line_width(p), 1};
+  if (!p.transposed) return {at * line_width(p), 1};
+  const Index all = shape.back();  // outputs of the tensor, or of an expert in it
+  return {at / all * all * p.cols + at % all, all};
 }
 
 // Reads lines of a part.
@@ -73,17 +81,19 @@ void read_lines(const Tensor& tensor, const Parameter& p, Index before, Rows lin
     return;
   }
   std::vector<T> column;
+  const Index length = p.transposed && p.turn <= 1 ? p.rows / most(p.experts, 1) : p.turn;
   for (Rows run = lines; run.begin < lines.end; out += run.size() * width, run.begin = run.end) {
-    run.end = p.turn > 0 ? least(lines.end, round_up(run.begin + 1, p.turn)) : lines.end;
-    const Index first = stored_line(p, tensor.shape, before, run.begin);
+    run.end = length > 0 ? least(lines.end, round_up(run.begin + 1, length)) : lines.end;
+    const auto [first, step] = stored_numbers(p, tensor.shape, before, run.begin);
     if (!p.transposed) {
-      read(tensor, first * width, run.size() * width, out);
+      read(tensor, first, run.size() * width, out);
       continue;
     }
-    column.resize(run.size());
+    const Index apart = run.size() > 1 ? stored_numbers(p, tensor.shape, before, run.begin + 1).first - first : 1;
+    column.resize((run.size() - 1) * apart + 1);
     for (Index j = 0; j < width; ++j) {
-      read(tensor, j * tensor.shape[1] + first, run.size(), column.data());
-      for (Index i = 0; i < run.size(); ++i) out[i * width + j] = column[i];
+      read(tensor, first + j * step, std::ssize(column), column.data());
+      for (Index i = 0; i < run.size(); ++i) out[i * width + j] = column[i * apart];
     }
   }
 }

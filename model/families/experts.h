@@ -26,6 +26,16 @@ inline void qwen3_next_80b(Config& c) { experts(c, 512, 10, 512, 512), delta_hea
 inline void qwen3_5_35b(Config& c) { experts(c, 256, 8, 512, 512), delta_heads(c, 16, 32); }
 inline void qwen3_5_122b(Config& c) { experts(c, 256, 8, 1024, 1024), delta_heads(c, 16, 64); }
 inline void qwen3_5_397b(Config& c) { experts(c, 512, 10, 1024, 1024), delta_heads(c, 16, 64); }
+inline void experts_32_of_2880(Config& c) { experts(c, 32, 4, 2880); }
+inline void experts_128_of_2880(Config& c) { experts(c, 128, 4, 2880); }
+// Its factor of cosines and sines is 0.1 log 32 + 1.
+inline RopeScaling gpt_oss_rope() {
+  return {.type = RopeType::yarn,
+          .factor = 32,
+          .original_length = 4096,
+          .attention_factor = 1.3465735902799727,
+          .ends = RopeScaling::Ends::exact};
+}
 inline void lfm2_8b(Config& c) {
   attention_in(c, {2, 6, 10, 14, 18, 21});
   c.dense_layers = 2;
@@ -161,6 +171,29 @@ inline ModelFamily lfm2_moe() {
               {{"feed_forward.experts.%.w2.weight"}, m.experts_out}};
   f.published = {{"lfm2-8b-a1b", {65536, 2048, 24, 32, 8, 64, 7168, 128000, true}, 1e6, {}, lfm2_8b}};
   return f;
+}
+
+// Attention with sinks, of which every second layer is local; experts and routers with biases, and an activation that cuts off.
+inline ModelFamily gpt_oss() {
+  return {
+      .name = "gpt_oss", .type = "gpt_oss", .architecture = "GptOssForCausalLM",
+      .defaults = {.rope_theta = 150000, .rope_scaling = gpt_oss_rope(), .mlp_kind = Mlp::clamped_swiglu, .qkv_bias = true,
+                   .output_bias = true, .mlp_bias = true, .sinks = true, .window = 128, .experts = 8, .experts_per_token = 2,
+                   .router_renormalised = true},
+      .fields = with_experts(llama_fields(), expert_fields("num_local_experts", 128, 4, {"intermediate_size", &Config::expert_mlp, 2880}), {
+          {"vocab_size", &Config::vocab, 201088}, {"hidden_size", &Config::hidden, 2880}, {"num_hidden_layers", &Config::layers, 36},
+          {"num_attention_heads", &Config::heads, 64}, {"num_key_value_heads", &Config::kv_heads, 8}, {"head_dim", &Config::head_dim, 64},
+          {"max_position_embeddings", &Config::max_length, 131072}, {"rms_norm_eps", &Config::norm_eps, 1e-5},
+          {"rope_theta", &Config::rope_theta, 150000.0},
+          {"attention_bias", &Config::output_bias, true}, {"attention_bias", &Config::qkv_bias, true}, {"mlp_bias", Only{}, true},
+          {"swiglu_alpha", Only{}, 1.702}, {"swiglu_limit", Only{}, 7.0},
+          {"experts_per_token", Ignored{}}, {"initial_context_length", Ignored{}},
+          {"", &Config::mlp, Formula{"num_experts_per_tok * intermediate_size", active_width}}}),
+      .local = LocalLayers::most, .global_every = 2, .usual_window = 128,
+      .modules = {.router = "mlp.router", .experts_transposed = true, .experts_interleaved = true},
+      //                             vocab hidden layers heads kv dim mlp length tied
+      .published = {{"gpt-oss-20b",  {201088, 2880, 24, 64, 8, 64, 0, 131072, false}, 0, gpt_oss_rope(), experts_32_of_2880},
+                    {"gpt-oss-120b", {201088, 2880, 36, 64, 8, 64, 0, 131072, false}, 0, gpt_oss_rope(), experts_128_of_2880}}};
 }
 // clang-format on
 
