@@ -315,8 +315,8 @@ class GenerateCommand : public Command {
     print_error("%s]\n", line);
   }
 
-  // Bytes of weights that a step of so many sequences reads: all but embedding tables, of which it reads only a few rows,
-  // and experts that nobody can choose. A tied table is also the head and is read completely.
+  // Bytes of weights that one step reads, at most: all but embedding tables, of which it needs a few rows, and the experts
+  // that its sequences cannot choose. A tied table is also the head and is read completely.
   double bytes_of_step(Index sequences) const {
     Config used = config;
     used.experts_per_token = least(config.experts, sequences * config.experts_per_token);

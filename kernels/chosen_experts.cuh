@@ -43,7 +43,7 @@ void compute_dequantise_chosen(Cpu& dev, std::initializer_list<ExpertsIn4Bits<T>
 
 namespace cuda {
 
-// Some thread blocks for each expert, most of which have nothing to do.
+// Thread blocks per expert. Those of experts that need no work return at once.
 constexpr Index kBlocksOfExpert = 64;
 
 template <int N, class T>
