@@ -76,8 +76,8 @@ Array mixture(Tape& tape, const MixtureShape& m, Array x, Array logits, Array bi
     if (tape.wrong.expert_ranks == 1 || (e + 1) % of_rank != 0) continue;
     const Array others = tape.zeros(m.experts, 1);
     for (Index o = 0; o < m.experts; ++o) others(o, 0).value = o / of_rank != e / of_rank;
-    const auto zero = [](double) { return 0.0; }, one = [](double) { return 1.0; };
-    add_times(y, map(tape, product(tape, weights, others), zero, one));
+    const auto zero = [](double) { return 0.0; };
+    add_times(y, map(tape, product(tape, weights, others), zero, [](double) { return 1.0; }));
   }
   return sum;
 }
