@@ -323,8 +323,10 @@ class GenerateCommand : public Command {
     Index numbers = active_parameters(used);
     if (!config.tied) numbers -= config.vocab * config.hidden;
     if (config.positions == Positions::learned) numbers -= config.max_length * config.hidden;
-    const Index linear = active_parameters(used, [](const Parameter& p) { return *p.group != 0; });
-    const double quantised = config.base == Base::nf4 ? static_cast<double>(linear) : 0;
+    double quantised = 0;
+    Tensors<float> none(used);
+    for (const auto& e : table(used, none))
+      if (e.quantised) quantised += static_cast<double>(active_numbers(e.parameter, used));
     return (static_cast<double>(numbers) - quantised) * (step.dtype == DType::bf16 ? 2 : 4) + 0.52 * quantised;
   }
 

@@ -40,9 +40,12 @@ class MergeCommand : public Command {
     check_base();
     const Config config = source.config();
     ModelLayout layout{fs::path(source.model)};
-    if (save_dtype == "same" && read_config(source.model).base == Base::nf4) save_dtype = "bf16";
+    const auto adapted = [&](const Parameter& p) { return p.experts > 0 && config.adapters.contains(p.module()); };
+    const bool in_4_bits =
+        config.base == Base::nf4 || (config.keeps_mxfp4() && std::ranges::any_of(parameters_of(config), adapted));
+    if (save_dtype == "same" && in_4_bits) save_dtype = "bf16";
     if (save_dtype != "same") layout.store_as(save_dtype == "f32" ? "F32" : save_dtype == "bf16" ? "BF16" : "F16");
-    layout.require_writable();
+    layout.require_writable(config);
     Merge merged(source.model, source.adapter, config);
     create_directory_atomically(directory, temporary, [&](const fs::path&) { merged.save(temporary, layout); });
     print("%s: %s with the adapters of %s\n", out, source.model, source.adapter);

@@ -164,6 +164,7 @@ struct ModelSource {
     Config c = read_config(model);
     if (!adapter.empty()) AdapterDirectory(adapter).add_to(c);
     if (adapter.empty()) {
+      c.trained.emplace();  // nothing
       if (base == "nf4") c.base = Base::nf4;
     } else {
       apply_base(base, c);

@@ -119,6 +119,7 @@ class TrainReport : public Observer {
     for (const auto& [measure, value] : result.measures.others) line[measure] = value;
     if (const RoutingCounts& routing = result.measures.routing; routing.experts > 0) {
       line["expert_entropy"] = routing.entropy(), line["busiest_expert"] = routing.busiest();
+      line["idle_experts"] = routing.idle();
       routing_ += routing;
     }
     record(line);

@@ -100,6 +100,7 @@ class Preparation {
       AdapterDirectory(run.adapters).add_to(c);
       apply_base(o.part.base, c);
     }
+    if (o.save_dtype != "same") c.mxfp4 = false;
     return o.balanced(c);
   }
 
@@ -309,7 +310,7 @@ class Preparation {
     }
     const std::map<std::string, const char*> types = {{"f32", "F32"}, {"bf16", "BF16"}, {"f16", "F16"}};
     if (o.save_dtype != "same") run.layout->store_as(types.at(o.save_dtype));
-    run.layout->require_writable();
+    run.layout->require_writable(run.settings.config);
   }
 
   // steps_of(epochs): how many that takes.

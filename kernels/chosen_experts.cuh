@@ -3,7 +3,7 @@
 
 #include <initializer_list>
 
-#include "kernels/nf4.cuh"
+#include "kernels/four_bits.cuh"
 #include "kernels/routes.cuh"
 
 namespace streambp {
@@ -12,7 +12,7 @@ namespace streambp {
 template <class T>
 struct ExpertsIn4Bits {
   Matrix<T> weight;
-  Nf4 quantised;
+  FourBits quantised;
 };
 
 // Dequantises the experts that the routes use and that are not ready yet, and marks them in `ready`, a number each. The
@@ -48,7 +48,7 @@ constexpr Index kBlocksOfExpert = 64;
 
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
-    dequantise_chosen_kernel(Matrix<T> experts, Nf4 q, Matrix<const std::int32_t> begin,
+    dequantise_chosen_kernel(Matrix<T> experts, FourBits q, Matrix<const std::int32_t> begin,
                              Matrix<const std::int32_t> ready) {
   const Index e = blockIdx.y, step = static_cast<Index>(gridDim.x) * kThreads * N;
   if (ready(0, e) || begin(0, e) == begin(0, e + 1)) return;

@@ -41,6 +41,13 @@ struct RoutingCounts {
       for (Index e = 0; e < experts; ++e) most = std::max(most, load(l, e));
     return most;
   }
+  // The share of the layers' experts that no row chose.
+  double idle() const {
+    double idle = 0;
+    for (Index l = 0; l < layers(); ++l)
+      for (Index e = 0; e < experts; ++e) idle += chosen(l, e) == 0;
+    return idle / static_cast<double>(most(layers() * experts, 1));
+  }
   // Of the use of a layer's experts, as a share of that of equal use; the mean over layers.
   double entropy() const {
     double sum = 0;

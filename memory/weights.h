@@ -27,7 +27,7 @@ template <class Device, class T>
 class Weights {
  public:
   Weights(Device& dev, const Model<T>& model) : dev_(dev), model_(model) {
-    const bool quantised = model.config.base == Base::nf4;
+    const bool quantised = model.config.in_4_bits();
     require(!quantised || model.shards.size == 1, "--shard weights: weights in 4 bits cannot be sharded; leave it out");
     if (!quantised && !fetches()) return;
     scope_.emplace(dev.scope());
@@ -69,14 +69,12 @@ class Weights {
   };
 
   // Whether layers are fetched from other ranks or from far memory.
-  bool fetches() const {
-    return model_.config.base != Base::nf4 && (model_.shards.size > 1 || model_.place == Place::far);
-  }
+  bool fetches() const { return !model_.config.in_4_bits() && (model_.shards.size > 1 || model_.place == Place::far); }
 
   const Layer<T>& stored(Index layer) const { return model_.weights.layers[static_cast<std::size_t>(layer)]; }
 
   const Layer<T>& weights_of(Index layer, Index next) {
-    if (model_.config.base == Base::nf4) return dequantise(layer);
+    if (model_.config.in_4_bits()) return dequantise(layer);
     if (!fetches()) return stored(layer);
     Slot& slot = gather(layer);
     wait_for(slot.copies);

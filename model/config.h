@@ -34,7 +34,7 @@ struct LayerKind {
   auto operator<=>(const LayerKind&) const = default;
 };
 
-// How the weights of linear layers are stored: as they are, or in 4 bits (kernels/nf4.cuh).
+// How the weights of linear layers are stored: as they are, or in 4 bits (kernels/four_bits.cuh).
 enum class Base { plain, nf4 };
 
 // A low-rank adapter (LoRA) of a linear layer; see model/linear.h.
@@ -110,9 +110,16 @@ struct Config {
   std::optional<std::set<std::string>> trained = {};
   Base base = Base::plain;
   bool plain_scales = false;  // of weights in 4 bits: without double quantisation
+  bool mxfp4 = false;         // experts are in MXFP4 in files
 
   bool operator==(const Config&) const = default;
 
+  // Experts stay in MXFP4 if none of them is trained.
+  bool keeps_mxfp4() const {
+    const auto of_experts = [](const std::string& name) { return name.find(".experts.") != name.npos; };
+    return mxfp4 && trained && std::ranges::none_of(*trained, of_experts);
+  }
+  bool in_4_bits() const { return base == Base::nf4 || keeps_mxfp4(); }  // some weights, or all
   Index q_width() const { return heads * head_dim; }
   Index kv_width() const { return kv_heads * head_dim; }
   Index delta_key_width() const { return delta_key_heads * delta_key_dim; }

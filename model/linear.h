@@ -14,8 +14,8 @@
 #include <span>
 #include <utility>
 
+#include "kernels/four_bits.cuh"
 #include "kernels/matmul.cuh"
-#include "kernels/nf4.cuh"
 
 namespace streambp {
 
@@ -31,7 +31,7 @@ template <class T>
 struct Linear {
   Matrix<T> weight, bias;
   Adapter<T> adapter = {};
-  Nf4 quantised = {};
+  FourBits quantised = {};
   FarMatrix<T> far = {};
 };
 

@@ -109,7 +109,10 @@ void allocate_weights(Device& dev, Model<T>& model) {
   allocate(dev, near, Kind::weights, model.shards);
   for (const Entry<T>& e : all) {
     const Parameter& p = e.parameter;
-    if (e.quantised) *e.quantised = allocate_nf4(dev, p.rows * p.cols, model.config.plain_scales ? 1 : kNf4Blocks);
+    const bool mxfp4 = p.experts > 0 && model.config.keeps_mxfp4();
+    if (e.quantised)
+      *e.quantised =
+          allocate_four_bits(dev, p.rows * p.cols, model.config.plain_scales && !mxfp4 ? 1 : kNf4Blocks, mxfp4);
     if (is_far(e)) *e.far = allocate_far<T>(dev, shard(p.rows, model.shards).size(), p.cols, Kind::weights);
   }
   allocate(dev, rows_where(all, [](const Parameter& p) { return p.replicated(); }), Kind::weights);
@@ -135,7 +138,8 @@ void initialise(Device& dev, const Model<T>& model, const Table<T>& rows, std::u
     InitialValues values = initial_values(p, model.config.layers, Random(seed, stream++), spread);
     if (model.in_shards(p)) values.first = static_cast<std::uint64_t>(shard(p.rows, model.shards).begin * p.cols);
     if (e.quantised) {
-      upload(dev, *e.quantised, quantise(on_host<float>(values, p.rows * p.cols)));
+      const std::vector<float> weights = on_host<float>(values, p.rows * p.cols);
+      upload(dev, *e.quantised, e.quantised->mxfp4 ? quantise_mxfp4(weights) : quantise(weights));
     } else {
       e.with_matrix([&](auto m) { initialise(dev, m, values); });
     }
@@ -173,12 +177,14 @@ inline Index parameter_count(
   for (const Parameter& p : parameters_of(c, counts)) count += p.rows * p.cols;
   return count;
 }
-// Those that a token uses.
+// The numbers of a parameter that a token uses.
+inline Index active_numbers(const Parameter& p, const Config& c) {
+  return p.rows * p.cols / most(p.experts, 1) * (p.experts > 0 ? c.experts_per_token : 1);
+}
 inline Index active_parameters(
     const Config& c, Filter counts = [](const Parameter& p) { return !p.adapter(); }) {
   Index count = 0;
-  for (const Parameter& p : parameters_of(c, counts))
-    count += p.rows * p.cols / most(p.experts, 1) * (p.experts > 0 ? c.experts_per_token : 1);
+  for (const Parameter& p : parameters_of(c, counts)) count += active_numbers(p, c);
   return count;
 }
 inline Index trained_count(const Config& c) {

@@ -7,22 +7,23 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/nf4.cuh"
+#include "kernels/four_bits.cuh"
 
 namespace streambp {
 
-// The numbers of an Nf4, in its order.
-struct Nf4Numbers {
+// The numbers of an FourBits, in its order.
+struct FourBitNumbers {
   std::vector<std::uint8_t> codes, scale_codes;
   std::vector<float> block_scales, scale_values;
   float offset = 0;
-  Nf4Type type = Nf4Type::f32;
+  OriginalType type = OriginalType::f32;
   Index scales = kNf4Blocks;
+  bool mxfp4 = false;
 };
 
 // Some of the weights, in pieces that begin with a block scale.
-inline Nf4Numbers part_of(const Nf4Numbers& q, const std::vector<Rows>& pieces) {
-  Nf4Numbers p = q;
+inline FourBitNumbers part_of(const FourBitNumbers& q, const std::vector<Rows>& pieces) {
+  FourBitNumbers p = q;
   const auto take = [&](auto& part, Index weights_of_one) {
     const auto all = std::exchange(part, {});
     for (const Rows weights : pieces)
@@ -34,10 +35,10 @@ inline Nf4Numbers part_of(const Nf4Numbers& q, const std::vector<Rows>& pieces) 
 }
 
 template <class Device>
-Nf4 allocate_nf4(Device& dev, Index size, Index scales_of_block = kNf4Blocks) {
-  const Index scales = ceil_div(size, kNf4Block);
-  Nf4 q;
-  q.scales = scales_of_block;
+FourBits allocate_four_bits(Device& dev, Index size, Index scales_of_block = kNf4Blocks, bool mxfp4 = false) {
+  FourBits q;
+  q.scales = scales_of_block, q.mxfp4 = mxfp4;
+  const Index scales = ceil_div(size, q.block());
   q.codes = allocate<std::uint8_t>(dev, 1, ceil_div(size, 2), Kind::weights);
   q.scale_codes = allocate<std::uint8_t>(dev, 1, scales, Kind::weights);
   q.block_scales = allocate<float>(dev, 1, ceil_div(scales, scales_of_block), Kind::weights);
@@ -46,7 +47,7 @@ Nf4 allocate_nf4(Device& dev, Index size, Index scales_of_block = kNf4Blocks) {
 }
 
 template <class Device>
-void upload(Device& dev, Nf4& q, const Nf4Numbers& numbers) {
+void upload(Device& dev, FourBits& q, const FourBitNumbers& numbers) {
   auto copy = [&](auto to, const auto& from) {
     require(to.size() == static_cast<Index>(from.size()), "quantised weights: ", from.size(), " numbers, not ",
             to.size());
@@ -59,21 +60,21 @@ void upload(Device& dev, Nf4& q, const Nf4Numbers& numbers) {
 
 // The weights, on the host: in a matrix of one row.
 template <class T>
-void dequantise(const Nf4Numbers& n, Matrix<T> weights) {
+void dequantise(const FourBitNumbers& n, Matrix<T> weights) {
   auto view = [](const auto& v) {
     using Number = typename std::decay_t<decltype(v)>::value_type;
     return Matrix<Number>(const_cast<Number*>(v.data()), 1, static_cast<Index>(v.size()));  // only read
   };
   Cpu host(0);
-  dequantise(
-      host, weights,
-      {view(n.codes), view(n.scale_codes), view(n.block_scales), view(n.scale_values), n.offset, n.type, n.scales});
+  dequantise(host, weights,
+             {view(n.codes), view(n.scale_codes), view(n.block_scales), view(n.scale_values), n.offset, n.type,
+              n.scales, n.mxfp4});
 }
 template <class T, class Device>
-std::vector<T> dequantised_on_host(Device& dev, const Nf4& q, Index size) {
+std::vector<T> dequantised_on_host(Device& dev, const FourBits& q, Index size) {
   std::vector<T> values(static_cast<std::size_t>(size));
-  dequantise(Nf4Numbers{to_host(dev, q.codes), to_host(dev, q.scale_codes), to_host(dev, q.block_scales),
-                        to_host(dev, q.scale_values), q.offset, q.type, q.scales},
+  dequantise(FourBitNumbers{to_host(dev, q.codes), to_host(dev, q.scale_codes), to_host(dev, q.block_scales),
+                            to_host(dev, q.scale_values), q.offset, q.type, q.scales, q.mxfp4},
              Matrix<T>(values.data(), 1, size));
   return values;
 }
@@ -128,8 +129,8 @@ inline std::vector<float> nf4_values() {
 
 // Quantises weights, as bitsandbytes does: a scale is the largest value of its block, less the mean of all scales, in 8
 // bits of the largest scale of 256.
-inline Nf4Numbers quantise(const std::vector<float>& weights, Nf4Type type = Nf4Type::f32) {
-  Nf4Numbers q;
+inline FourBitNumbers quantise(const std::vector<float>& weights, OriginalType type = OriginalType::f32) {
+  FourBitNumbers q;
   q.scale_values = dynamic_map(true), q.type = type;
   const auto n = static_cast<Index>(weights.size());
   std::vector<float> scales = largest_of_blocks(weights, kNf4Block);
@@ -152,6 +153,39 @@ inline Nf4Numbers quantise(const std::vector<float>& weights, Nf4Type type = Nf4
     };
     q.codes[static_cast<std::size_t>(i / 2)] = static_cast<std::uint8_t>(code(i) << 4 | code(i + 1));
   }
+  return q;
+}
+
+// Room for so many weights in MXFP4.
+inline FourBitNumbers mxfp4_numbers(Index size) {
+  FourBitNumbers q;
+  q.mxfp4 = true;
+  const Index scales = ceil_div(size, kMxfp4Block);
+  q.codes.resize(static_cast<std::size_t>(ceil_div(size, 2)));
+  q.scale_codes.resize(static_cast<std::size_t>(scales));
+  q.block_scales.assign(static_cast<std::size_t>(ceil_div(scales, kNf4Blocks)), 1);
+  for (int code = 0; code < 255; ++code) q.scale_values.push_back(std::ldexp(1.0f, code - 127));
+  q.scale_values.push_back(NAN);
+  return q;
+}
+
+// Quantises weights to MXFP4: the largest of a block becomes 4 to 6 times its scale, or 8 cut off to 6.
+inline FourBitNumbers quantise_mxfp4(const std::vector<float>& weights) {
+  const auto n = static_cast<Index>(weights.size());
+  FourBitNumbers q = mxfp4_numbers(n);
+  const std::vector<float> largest = largest_of_blocks(weights, kMxfp4Block);
+  for (std::size_t b = 0; b < largest.size(); ++b)
+    q.scale_codes[b] = static_cast<std::uint8_t>(std::clamp(std::ilogb(std::max(largest[b], 0x1p-125f)) + 125, 0, 252));
+  std::vector<float> values;
+  for (unsigned code = 0; code < 8; ++code) values.push_back(mxfp4_value(code));
+  const auto code = [&](std::size_t i) {
+    if (i >= weights.size()) return 0;
+    const float scale = q.scale_values[q.scale_codes[i / kMxfp4Block]];
+    return nearest(values, std::abs(weights[i]) / scale) + (weights[i] < 0 ? 8 : 0);
+  };
+#pragma omp parallel for
+  for (std::size_t b = 0; b < q.codes.size(); ++b)
+    q.codes[b] = static_cast<std::uint8_t>(code(2 * b) | code(2 * b + 1) << 4);
   return q;
 }
 

@@ -104,7 +104,7 @@ template <class T>
 struct Entry {
   Parameter parameter;
   Matrix<T>* matrix;
-  Nf4* quantised = nullptr;
+  FourBits* quantised = nullptr;
   FarMatrix<T>* far = nullptr;             // where it can be far
   Matrix<Accumulator<T>>* wide = nullptr;  // instead of `matrix`, where the type differs
 
@@ -195,7 +195,7 @@ struct Section {
     weight.group = "experts", weight.experts = c.experts, weight.turn = turn;
     weight.transposed = family_of(c).modules.experts_transposed;
     table.back().far = &w.far;
-    if (c.base == Base::nf4) table.back().quantised = &w.quantised;
+    if (c.in_4_bits()) table.back().quantised = &w.quantised;
     if (c.mlp_bias) {
       Parameter& bias = row(w.bias, std::string(module) + "_bias", "", {1, c.experts * shape.rows}, Init::zeros);
       bias.experts = c.experts, bias.turn = turn;

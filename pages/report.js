@@ -20,6 +20,7 @@ const groups = [
   ["Clipped ratios", ["clip_fraction"], format.percent],
   ["Balance loss: the experts of a token, if all have equal use", ["balance_loss"]],
   ["Busiest expert of all layers: rows, beside equal use", ["busiest_expert"]],
+  ["Experts that no row of a step chose", ["idle_experts"], format.percent],
   ["Entropy of the use of experts, beside equal use", ["expert_entropy"], format.percent],
   ["Gradient norm", ["gradient_norm"]], ["Learning rate", ["rate"]],
   ["Tokens a second", ["tokens_per_second"], format.count],

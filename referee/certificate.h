@@ -143,7 +143,7 @@ class Certificate {
     StepSettings settings = s_.settings;
     settings.places = {Place::far, Place::near, Place::far, Place::far};
     settings.kept = KeptSets().with(Part::attention, Place::far).with(Part::gate_up);
-    const bool four_bits = settings.config.base == Base::nf4;
+    const bool four_bits = settings.config.in_4_bits();
     if (four_bits) settings.places.weights = Place::near;
     what = std::string("gradient with ") + (four_bits ? "" : "weights, ") +
            "gradients, saved inputs and attention's outputs in far memory = in near memory";

@@ -326,6 +326,23 @@ inline const std::vector<Defect>& all_defects() {
        [](TrainingCase& c) {
          return c.config.attention_gate && is_small(c) && change(c.wrong.gates_attention, false);
        }},
+      {"sinks-missing", "attention without its sinks",
+       [](TrainingCase& c) { return c.config.sinks && is_small(c) && change(c.wrong.sinks, Wrong::Sinks::missing); }},
+      {"sinks-scaled", "attention with sinks that are scaled as its scores are",
+       [](TrainingCase& c) { return c.config.sinks && is_small(c) && change(c.wrong.sinks, Wrong::Sinks::scaled); }},
+      {"gate-up-swapped", "feed-forwards that take the gate for what it multiplies, and the reverse",
+       [](TrainingCase& c) {
+         return c.config.gated() && is_small(c) && change(c.wrong.gate_up, Wrong::GateUp::swapped);
+       }},
+      {"gate-up-halves", "experts that take half of a tensor for the gate, although gate and up take turns in it",
+       [](TrainingCase& c) {
+         const bool in_turns = c.config.experts > 0 && family_of(c.config).modules.experts_interleaved;
+         return in_turns && is_small(c) && change(c.wrong.gate_up, Wrong::GateUp::halves);
+       }},
+      {"clamp-missing", "an activation without its limits",
+       [](TrainingCase& c) {
+         return c.config.mlp_kind == Mlp::clamped_swiglu && is_small(c) && change(c.wrong.clamps, false);
+       }},
       {"router-renormalised",
        "experts with weights that are divided by their sum in a model where they are not, or the reverse",
        [](TrainingCase& c) {

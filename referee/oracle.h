@@ -89,7 +89,8 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
         branch(tape, "branch-keys", norm_and_rope(head(k, shared), w.k_norm.weight, 0, tape.wrong.rotates_keys));
     Array s = branch(tape, "branch-scores", product(tape, q_h, transpose(k_h)));
     if (c.score_cap > 0) s = soft_cap(tape, s, c.score_cap * score_root(c));
-    const Array p = attention_softmax(tape, c, kind.local, batch, s, c.sinks ? columns(w.sinks, h, 1) : Array());
+    const bool sinks = c.sinks && tape.wrong.sinks != Wrong::Sinks::missing;
+    const Array p = attention_softmax(tape, c, kind.local, batch, s, sinks ? columns(w.sinks, h, 1) : Array());
     Array attended = product(tape, p, head(v, shared));
     if (gate.rows) attended = multiply(tape, attended, head(gate, h));
     sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));
@@ -168,24 +169,30 @@ inline Array delta_rule(Tape& tape, const Config& c, const TokenBatch& batch, co
   return linear(tape, Array(y.data, x.rows, heads * values, heads * values, 1), w.o);
 }
 
+// f(gate) * up, in some models f(gate) * (up + 1)
+inline Array gated(Tape& tape, Mlp kind, Array gate, Array up) {
+  if (tape.wrong.gate_up == Wrong::GateUp::swapped) std::swap(gate, up);
+  if (tape.wrong.gate_up == Wrong::GateUp::halves) {
+    const Array first = half_of_turns(tape, gate, up, 0);
+    up = half_of_turns(tape, gate, up, up.cols), gate = first;
+  }
+  const double most = limit(tape);
+  if (kind == Mlp::clamped_swiglu)
+    up = map(
+        tape, up, [=](double x) { return 1 + std::clamp(x, -most, most); },
+        [=](double x) { return std::abs(x) <= most ? 1.0 : 0.0; });
+  return multiply(tape, activation(tape, kind, gate), up);
+}
+
 // down(f(gate(x)) * up(x)), without a gate down(f(up(x)))
 inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
   const Array up = branch(tape, "branch-up", linear(tape, x, w.ups()));
   if (!c.gated()) return linear(tape, activation(tape, c.mlp_kind, up), w.down);
-  const Array gate = activation(tape, c.mlp_kind, branch(tape, "branch-gate", linear(tape, x, w.gate)));
-  return linear(tape, multiply(tape, gate, up), w.down);
+  return linear(tape, gated(tape, c.mlp_kind, branch(tape, "branch-gate", linear(tape, x, w.gate)), up), w.down);
 }
 
 // The sum of the experts that a row chooses, and of the shared one.
 inline Array experts(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
-  const auto clamped = [&](Array up) {
-    return map(
-        tape, up, [](double x) { return 1 + std::clamp(x, -kClamp, kClamp); },
-        [](double x) { return std::abs(x) <= kClamp ? 1.0 : 0.0; });
-  };
-  const auto gated = [&](Array gate, Array up) {
-    return multiply(tape, activation(tape, c.mlp_kind, gate), c.mlp_kind == Mlp::clamped_swiglu ? clamped(up) : up);
-  };
   const MixtureWeights<Number>& r = w.routed;
   const auto of_expert = [&](const Matrix<Number>& all, Index e) {
     const Index rows = all.rows / c.experts;
@@ -201,11 +208,12 @@ inline Array experts(Tape& tape, const Config& c, const Layer<Number>& w, Array 
   const Array logits = branch(tape, "branch-router", linear(tape, x, r.router));
   if (c.balance() > 0) tape.routers.push_back({logits, choice(tape, c.routed(), logits, bias)});
   Array y = mixture(tape, c.routed(), x, logits, bias, [&](Index e) {
-    return expert_linear(gated(expert_linear(x, r.gate, e), expert_linear(x, r.ups(), e)), r.down, e);
+    const Array y = gated(tape, c.mlp_kind, expert_linear(x, r.gate, e), expert_linear(x, r.ups(), e));
+    return expert_linear(y, r.down, e);
   });
   if (c.shared_mlp == 0) return y;
   const MixtureWeights<Number>& s = w.shared;
-  const Array shared = linear(tape, gated(linear(tape, x, s.gate), linear(tape, x, s.up)), s.down);
+  const Array shared = linear(tape, gated(tape, c.mlp_kind, linear(tape, x, s.gate), linear(tape, x, s.up)), s.down);
   if (!tape.wrong.gates_shared) return add(tape, y, shared);
   const Array open = sigmoid(tape, linear(tape, x, s.router));
   return add(tape, y, multiply(tape, shared, {open.data, x.rows, x.cols, 1, 0}));

@@ -331,13 +331,14 @@ inline Array attention_softmax(Tape& tape, const Config& c, bool local, const To
                                Array sink = {}) {
   const Array p = tape.zeros(s.rows, s.cols), share = tape.zeros(s.rows, 1);
   const double root = score_root(c);
+  const double scale = tape.wrong.sinks == Wrong::Sinks::scaled ? 1 / root : 1;
   constexpr double never = -std::numeric_limits<double>::infinity();
   for (Index i = 0; i < s.rows; ++i) {
     for (Index j = 0; j < s.cols; ++j)
       p(i, j).value = visible(c, local, batch, i, j, tape.wrong.sees) ? s(i, j).value / root : never;
     double total = log_sum_exp(p, i);
     if (sink.rows) {
-      const double x = sink(0, 0).value, most = std::max(total, x);
+      const double x = sink(0, 0).value * scale, most = std::max(total, x);
       total = most + std::log(std::exp(total - most) + std::exp(x - most));
       share(i, 0).value = std::exp(x - total);
     }
@@ -348,7 +349,7 @@ inline Array attention_softmax(Tape& tape, const Config& c, bool local, const To
       double sum = 0;
       for (Index k = 0; k < s.cols; ++k) sum += p(i, k).value * p(i, k).grad;
       for (Index j = 0; j < s.cols; ++j) s(i, j).grad += p(i, j).value * (p(i, j).grad - sum) / root;
-      if (sink.rows) sink(0, 0).grad -= share(i, 0).value * sum;
+      if (sink.rows) sink(0, 0).grad -= share(i, 0).value * sum * scale;
     }
   });
   return p;
@@ -380,20 +381,20 @@ inline Array log_probability(Tape& tape, Array logits, const std::vector<std::in
 // SiLU: f(x) = x σ(x)        GELU: f(x) = x/2 (1 + tanh u) with u = sqrt(2/π) (x + 0.044715 x³)        relu²: max(x, 0)²
 // Clamped SiLU: y σ(1.702 y) with y = min(x, 7)
 constexpr double kClamp = 7, kClampedSlope = 1.702;
-inline double f(Mlp kind, double x) {
+inline double f(Mlp kind, double x, double limit = kClamp) {
   if (kind == Mlp::relu2) return std::pow(std::max(x, 0.0), 2);
   if (kind == Mlp::swiglu) return x / (1 + std::exp(-x));
-  if (kind == Mlp::clamped_swiglu) return std::min(x, kClamp) / (1 + std::exp(-kClampedSlope * std::min(x, kClamp)));
+  if (kind == Mlp::clamped_swiglu) return std::min(x, limit) / (1 + std::exp(-kClampedSlope * std::min(x, limit)));
   const double u = std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
   return x / 2 * (1 + std::tanh(u));
 }
 
 // SiLU: f'(x) = σ + x σ (1 - σ)        GELU: f'(x) = (1 + tanh u) / 2 + x/2 (1 - tanh² u) du/dx
-inline double f_slope(Mlp kind, double x) {
+inline double f_slope(Mlp kind, double x, double limit = kClamp) {
   if (kind == Mlp::relu2) return 2 * std::max(x, 0.0);
   if (kind == Mlp::clamped_swiglu) {
     const double s = 1 / (1 + std::exp(-kClampedSlope * x));
-    return x <= kClamp ? s * (1 + kClampedSlope * x * (1 - s)) : 0;
+    return x <= limit ? s * (1 + kClampedSlope * x * (1 - s)) : 0;
   }
   const double sigma = 1 / (1 + std::exp(-x));
   if (kind == Mlp::swiglu) return sigma + x * sigma * (1 - sigma);
@@ -402,9 +403,24 @@ inline double f_slope(Mlp kind, double x) {
   return (1 + std::tanh(u)) / 2 + x / 2 * (1 - std::pow(std::tanh(u), 2)) * du;
 }
 
+inline double limit(const Tape& tape) { return tape.wrong.clamps ? kClamp : std::numeric_limits<double>::infinity(); }
 inline Array activation(Tape& tape, Mlp kind, Array x) {
+  const double most = limit(tape);
   return map(
-      tape, x, [=](double x) { return f(kind, x); }, [=](double x) { return f_slope(kind, x); });
+      tape, x, [=](double x) { return f(kind, x, most); }, [=](double x) { return f_slope(kind, x, most); });
+}
+
+// A half of the columns gate, up, gate, up, ...
+inline Array half_of_turns(Tape& tape, Array gate, Array up, Index first) {
+  const Array y = tape.zeros(gate.rows, gate.cols);
+  const auto number = [=](Index t, Index i) -> Number& { return ((first + i) % 2 ? up : gate)(t, (first + i) / 2); };
+  const auto for_each = [=](auto&& f) {
+    for (Index t = 0; t < y.rows; ++t)
+      for (Index i = 0; i < y.cols; ++i) f(y(t, i), number(t, i));
+  };
+  for_each([](Number& y, const Number& x) { y.value = x.value; });
+  tape.on_the_way_back([=] { for_each([](const Number& y, Number& x) { x.grad += y.grad; }); });
+  return y;
 }
 
 }  // namespace streambp::oracle

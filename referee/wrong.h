@@ -19,7 +19,10 @@ struct Wrong {
   bool normalises_keys = true, doubles_beta = true;  // queries and keys have length 1; beta, where the model doubles it
   bool decays = true, decays_by_softplus = true, decays_by_bias = true;
   bool gates_before_norm = false, adds_one_to_output_norm = false;
-  // Of mixtures of experts.
+  enum class Sinks { right, missing, scaled } sinks = Sinks::right;  // scaled: as scores are
+  // Of feed-forwards and mixtures of experts.
+  enum class GateUp { right, swapped, halves } gate_up = GateUp::right;  // halves: of a tensor where they take turns
+  bool clamps = true;
   bool gates_shared = true, bias_weighs = false;  // the router's bias weighs experts, and not only chooses them
   Index expert_ranks = 1;                         // ranks that have a part of the experts each
   bool stops_at_head = false;                     // backward does not reach the layers

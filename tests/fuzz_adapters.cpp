@@ -40,7 +40,7 @@ TEST_F(Fuzz, QuantisedWeights) {
     const SafetensorsFile file((*folder)(files) / "weights.safetensors");
     std::vector<float> weights(130);
     Matrix<float> matrix(weights.data(), 1, 130);
-    dequantise(nf4_of(file, Table<float>{{p, &matrix}}).front(), matrix);
+    dequantise(four_bits_of(file, Table<float>{{p, &matrix}}).front(), matrix);
     ensure(std::ranges::all_of(weights, [](float x) { return std::isfinite(x); }), "weights are finite");
   });
 }

@@ -377,14 +377,14 @@ TYPED_TEST(DeviceOperations, InitialValues) {
 TYPED_TEST(DeviceOperations, WeightsInFourBits) {
   using T = typename TestFixture::T;
   for (const auto& [rows, cols] : std::vector<std::array<Index, 2>>{{1, 3}, {5, 26}, {96, 64}, {300, 72}}) {
-    for (const Nf4Type type : {Nf4Type::f32, Nf4Type::bf16, Nf4Type::f16}) {
+    std::vector<float> weights(static_cast<std::size_t>(rows * cols));
+    for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(Random(3).normal(i));
+    for (const FourBitNumbers& numbers : {quantise(weights), quantise(weights, OriginalType::bf16),
+                                          quantise(weights, OriginalType::f16), quantise_mxfp4(weights)}) {
       auto scope = this->gpu->scope();
-      std::vector<float> weights(static_cast<std::size_t>(rows * cols));
-      for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(Random(3).normal(i));
-      const Nf4Numbers numbers = quantise(weights, type);
       std::vector<float> expected(weights.size());
       dequantise(numbers, Matrix<float>(expected.data(), 1, rows * cols));
-      Nf4 q = allocate_nf4(*this->gpu, rows * cols);
+      FourBits q = allocate_four_bits(*this->gpu, rows * cols, kNf4Blocks, numbers.mxfp4);
       upload(*this->gpu, q, numbers);
       const auto w = allocate<T>(*this->gpu, rows, cols, Kind::weights);
       dequantise(*this->gpu, w, q);
@@ -426,9 +426,9 @@ TYPED_TEST(DeviceOperations, ChosenExpertsInFourBits) {
     const Index size = rows * cols;
     std::vector<float> weights(static_cast<std::size_t>(kExperts * size)), expected(weights.size());
     for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(Random(5).normal(i));
-    const Nf4Numbers numbers = quantise(weights);
+    const FourBitNumbers numbers = rows == 5 ? quantise_mxfp4(weights) : quantise(weights);
     dequantise(numbers, Matrix<float>(expected.data(), kExperts, size));
-    Nf4 q = allocate_nf4(dev, kExperts * size);
+    FourBits q = allocate_four_bits(dev, kExperts * size, kNf4Blocks, numbers.mxfp4);
     upload(dev, q, numbers);
     const auto w = allocate<T>(dev, kExperts * rows, cols, Kind::weights);
     const auto ready = allocate<std::int32_t>(dev, 1, kExperts, Kind::weights);

@@ -53,9 +53,10 @@ TEST(ConfigFile, PublishedOnesAreRead) {
                                                {"microsoft/phi-4", 14'659'507'200},
                                                {"mistralai/Mistral-Nemo-Instruct-2407", 12'247'782'400},
                                                {"mistralai/Mistral-Small-3.2-24B", 23'572'403'200},
+                                               {"openai/gpt-oss-20b", 20'914'757'184},
                                                {"tiiuae/Falcon3-7B-Instruct", 7'455'550'464}};
   const Json all = parse_json_file(fs::path(STREAMBP_SOURCE) / "tests/golden/published_configs.json");
-  EXPECT_GE(all.size(), 51u);
+  EXPECT_GE(all.size(), 52u);
   for (const auto& [model, json] : all.items()) {
     const Index count = parameter_count(config_from_json(json, model));
     EXPECT_EQ(count, counts.contains(model) ? counts.at(model) : count) << model;
@@ -151,7 +152,7 @@ TEST(ConfigFile, ThetaOfEachLayer) {
 TEST(ConfigFile, DefaultsOfGptOss) {
   const Config published = known_models().at("gpt-oss-120b");
   EXPECT_TRUE(published.is_local(0) && !published.is_local(1) && published.is_local(34));
-  Json json = {{"model_type", "gpt_oss"}};
+  Json json = {{"model_type", "gpt_oss"}, {"quantization_config", {{"quant_method", "mxfp4"}}}};
   EXPECT_EQ(config_from_json(json, "f"), published);
   json["num_hidden_layers"] = 24, json["num_local_experts"] = 32, json["experts_per_token"] = 4;
   EXPECT_EQ(config_from_json(json, "f"), known_models().at("gpt-oss-20b"));

@@ -86,5 +86,42 @@ TEST_F(ExpertReferees, NameWhatRoutersLearnFromOtherRanks) {
   expect_found(wrong, "router-foreign-slots", "with experts on 4 ranks");
 }
 
+// Weights are large enough for numbers beyond the clamp, and for sinks that matter.
+class GptOssReferees : public SmallReferees {
+ protected:
+  void SetUp() override {
+    correct.config = make_config("gpt_oss", {13, 8, 2, 2, 1, 4, 12, 0, false});
+    SmallReferees::SetUp();
+    save_random_model(dir / "model", correct.config, [](Model<float>& m) {
+      for (const auto& e : table(m.config, m.weights))
+        if (of_experts(e.parameter.name) || e.parameter.name.ends_with("sinks"))
+          for (Index i = 0; i < e.matrix->size(); ++i) e.matrix->data[i] *= 12;
+    });
+    correct.step.batches = {correct.step.batches[1]}, correct.step.files = 1;
+  }
+};
+
+TEST_F(GptOssReferees, NameEachDefect) {
+  write(correct.config, in_float32(correct));
+  EXPECT_TRUE(is_right(correct, gradients));
+  for (const char* name : {"sinks-missing", "sinks-scaled", "gate-up-swapped", "gate-up-halves", "clamp-missing"}) {
+    TrainingCase wrong = correct;
+    ASSERT_TRUE(named(name).apply(wrong)) << name;
+    expect_found(wrong, name);
+  }
+}
+
+TEST_F(GptOssReferees, NameTheSinksOfOneLayerThatGetNoGradient) {
+  CaseGradients::Result wrong = in_float32(correct);
+  for (std::size_t i = 0; i < wrong.values.size(); ++i)
+    if (wrong.parameters[i].name == "model.layers.1.self_attn.sinks") std::ranges::fill(wrong.values[i], 0);
+  write(correct.config, wrong);
+  with_referee(correct, gradients, {{DType::f32}}, [](Referee& referee) {
+    const auto multiple = referee.multiple();
+    ASSERT_TRUE(multiple && multiple->factor == 0);
+    EXPECT_EQ(multiple->names, std::vector<std::string>{"model.layers.1.self_attn.sinks"});
+  });
+}
+
 }  // namespace
 }  // namespace streambp

@@ -20,10 +20,9 @@ struct Held {
 class ModelDirectories : public Commands {
  protected:
   // A model directory with random weights in this type.
-  Config make(const std::string& family, const std::string& dtype, std::size_t shard = kLargestShard,
-              Index hidden = 24) {
+  Config make(const std::string& family, const std::string& dtype, std::size_t shard = kLargestShard) {
     const bool gpt2 = family == "gpt2";
-    const Config c = make_config(family, {40, hidden, 2, 4, gpt2 ? 4 : 2, 6, 36, 64, gpt2});
+    const Config c = make_config(family, {40, 24, 2, 4, gpt2 ? 4 : 2, 6, 36, 64, gpt2});
     Held held(c);
     held.trainer.initialise(7, 0.1);
     ModelLayout layout(c);
@@ -391,49 +390,6 @@ TEST_F(ModelDirectories, ExpertsAreInOneTensorOrInOneForEach) {
   make("qwen3_moe", "F32");
   rewrite(experts + "1.up_proj.weight", "F32", {}, {});
   expect_refusal(c, "but there is no \"" + experts + "1.up_proj.weight\"");
-}
-
-// Experts in MXFP4, in files of (outputs x inputs), are those of transposed tensors. All 16 values occur, and many scales.
-TEST_F(ModelDirectories, ExpertsInMxfp4AreRead) {
-  const std::string all = "model.layers.0.mlp.experts.gate_up_proj";
-  const Config c = make("gpt_oss", "F32", kLargestShard, 64);
-  const Index experts = c.experts, outputs = 2 * c.expert_mlp, groups = c.hidden / 32;
-  ASSERT_EQ(groups, 2);
-  const double fp4[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(experts * outputs * groups * 16)), scales(bytes.size() / 16);
-  std::vector<float> numbers(2 * bytes.size());
-  for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<std::uint8_t>(110 + i * 7 % 23);
-  for (Index e = 0, n = 0; e < experts; ++e) {
-    for (Index out = 0; out < outputs; ++out) {
-      for (Index in = 0; in < c.hidden; ++in, ++n) {
-        const auto nibble = static_cast<int>(Random(3).below(16, static_cast<std::uint64_t>(n)));
-        bytes[n / 2] = static_cast<std::uint8_t>(bytes[n / 2] + (n % 2 ? 16 * nibble : nibble));
-        numbers[(e * c.hidden + in) * outputs + out] =
-            static_cast<float>((nibble < 8 ? 1 : -1) * fp4[nibble % 8] * std::exp2(scales[n / 32] - 127));
-      }
-    }
-  }
-  Held held(c), same(c);
-  rewrite(all, "F32", {experts, c.hidden, outputs}, numbers);
-  load_model(held.dev, dir, held.model());
-  rewrite(all, "F32", {}, {});
-  rewrite(all + "_blocks", "U8", {experts, outputs, groups, 16}, bytes);
-  EXPECT_PRED2(contains, refusal(c), "has no scales \"" + all + "_scales\"");
-  rewrite(all + "_scales", "U8", {experts, outputs, groups}, scales);
-  load_model(same.dev, dir, same.model());
-  EXPECT_TRUE(held == same);
-  EXPECT_ERROR(ModelLayout(dir).require_writable(), "have the type MXFP4, which cannot be saved");
-  ModelLayout layout(dir);
-  layout.store_as("F32");
-  fs::create_directories(dir / "wide");
-  save_model(same.dev, dir / "wide", same.model(), layout);
-  load_model(held.dev, dir / "wide", held.model());
-  EXPECT_TRUE(held == same);
-  scales[5] = 255;
-  rewrite(all + "_scales", "U8", {experts, outputs, groups}, scales);
-  EXPECT_PRED2(contains, refusal(c), "with its scales holds a NaN");
-  rewrite(all + "_scales", "U8", {experts, outputs, groups + 1}, std::vector<std::uint8_t>(scales.size() * 3 / 2));
-  EXPECT_PRED2(contains, refusal(c), "expected 16 bytes for each scale");
 }
 
 }  // namespace

@@ -35,8 +35,8 @@ TEST_P(BitsAndBytes, ValuesHaveTheBitsOfBitsandbytes) {
 
 // The mean of the scales is rounded in another order, so a scale may differ by a step of its 8 bits.
 TEST_P(BitsAndBytes, QuantisesAsBitsandbytesDoes) {
-  const Nf4Numbers theirs = read_nf4(file, parameter()),
-                   ours = quantise(numbers<float>(file.at(GetParam().name + "/before")), theirs.type);
+  const FourBitNumbers theirs = read_nf4(file, parameter()),
+                       ours = quantise(numbers<float>(file.at(GetParam().name + "/before")), theirs.type);
   EXPECT_EQ(ours.codes, theirs.codes);
   if (GetParam().name == "plain_scales") return;
   EXPECT_NEAR(ours.offset, theirs.offset, 1e-6 * theirs.offset);
@@ -54,12 +54,12 @@ TEST(Quantised, PartsHaveTheValuesOfTheWhole) {
   const Index block = kNf4Block * kNf4Blocks, n = 3 * block + 130;
   std::vector<float> weights;
   for (Index i = 0; i < n; ++i) weights.push_back(static_cast<float>(Random(1).normal(static_cast<std::uint64_t>(i))));
-  const auto values_of = [](const Nf4Numbers& numbers, Index size) {
+  const auto values_of = [](const FourBitNumbers& numbers, Index size) {
     std::vector<float> values(static_cast<std::size_t>(size));
     dequantise(numbers, Matrix<float>(values.data(), 1, size));
     return values;
   };
-  const Nf4Numbers whole = quantise(weights);
+  const FourBitNumbers whole = quantise(weights);
   const std::vector<float> expected = values_of(whole, n);
   for (const Rows part : {Rows{0, block}, Rows{block, 3 * block}, Rows{2 * block, n}}) {
     EXPECT_EQ(values_of(part_of(whole, {part}), part.size()),
@@ -70,13 +70,13 @@ TEST(Quantised, PartsHaveTheValuesOfTheWhole) {
 // Several layers' weights in one tensor of a file: each gets its rows, if they begin with a block of scales.
 TEST(Quantised, PartsOfATensorInAFile) {
   const SafetensorsFile file(golden_folder() / "quantised/nf4.safetensors");
-  const auto parts_of = [&](Parameter p, Index rows, Nf4* expected = nullptr) {
+  const auto parts_of = [&](Parameter p, Index rows, FourBits* expected = nullptr) {
     std::vector<Parameter> parts(2, p);
     parts[0].rows = rows, parts[1].rows = p.rows - rows;
     Table<float> table;
     std::vector<Matrix<float>> matrices(2);
     for (std::size_t i = 0; i < 2; ++i) table.push_back({parts[i], &matrices[i], expected});
-    return nf4_of(file, table);
+    return four_bits_of(file, table);
   };
   Parameter p = {.name = "plain_scales", .rows = 300, .cols = 64, .init = Init::normal};
   const auto whole = numbers<float>(file.at("plain_scales/after"));
@@ -100,7 +100,7 @@ TEST(Quantised, PartsOfATensorInAFile) {
   p.turn = 0;
 
   std::vector<std::uint8_t> codes(1);
-  Nf4 with_double_quantisation;
+  FourBits with_double_quantisation;
   with_double_quantisation.codes = Matrix<std::uint8_t>(codes.data(), 1, 1);
   EXPECT_ERROR(parts_of(p, 101, &with_double_quantisation), "bnb_4bit_use_double_quant");
   p.transposed = true;
@@ -116,22 +116,24 @@ TEST(Quantised, RoundsToFloat16AsStoredValuesDo) {
   for (const float x : {0.0f, 1.0f, -1.00049f, 1.00048828f, 65504.0f, 65519.9f, 65520.0f, -1e9f, 6.1e-5f, 6.0e-8f,
                         2.9e-8f, 2.98e-8f, -8.9e-8f, 0x1.002p0f, 0x1.006p0f}) {
     const float rounded = static_cast<float>(Float16(x));
-    EXPECT_EQ(std::bit_cast<std::uint32_t>(rounded_to(Nf4Type::f16, x)), std::bit_cast<std::uint32_t>(rounded)) << x;
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(rounded_to(OriginalType::f16, x)), std::bit_cast<std::uint32_t>(rounded))
+        << x;
   }
 }
 
-Config on_nf4(const std::string& family) {
+Config in_4_bits(const std::string& family) {
   Config c = make_config(family, {83, 40, 2, 4, family == "gpt2" ? 4 : 2, 10, 66, 800, family == "gpt2"});
   c.trained.emplace();
   c.adapters = new_adapters(c, {3, 6, false, {"all"}});
-  c.base = Base::nf4;
+  c.mxfp4 = family == "gpt_oss";
+  if (!c.mxfp4) c.base = Base::nf4;
   return c;
 }
 
 // The gradient is that of the dequantised weights, exactly.
 TEST(Quantised, GradientsOfAdaptersMatchTheOracle) {
-  for (const char* family : {"gpt2", "qwen3", "qwen3_moe"}) {
-    const Config c = on_nf4(family);
+  for (const char* family : {"gpt2", "qwen3", "qwen3_moe", "gpt_oss"}) {
+    const Config c = in_4_bits(family);
     const Batch batch = packed(c, {5, 270, 1, 30});
     auto dequantised = [&](Cpu&, Model<double>& model) {  // fills the oracle's model, which has plain weights
       Cpu dev(std::size_t{1} << 24);
@@ -183,7 +185,7 @@ class QuantisedDirectory : public TemporaryDirectory {
     trainer.initialise(3, 0.1);
     SafetensorsWriter writer(dir / "model.safetensors", {});
     const std::vector<float> values = nf4_values();
-    std::list<Nf4Numbers> kept;
+    std::list<FourBitNumbers> kept;
     std::list<std::string> states;
     std::list<std::vector<float>> plain;
     for (const Entry<float>& e : table(config_, trainer.model.weights)) {
@@ -192,7 +194,7 @@ class QuantisedDirectory : public TemporaryDirectory {
         write_tensor(dev, writer, p.name, Table<float>{e}, "F32");
         continue;
       }
-      const Nf4Numbers& n = kept.emplace_back(Nf4Numbers{
+      const FourBitNumbers& n = kept.emplace_back(FourBitNumbers{
           to_host(dev, e.quantised->codes), to_host(dev, e.quantised->scale_codes),
           to_host(dev, e.quantised->block_scales), to_host(dev, e.quantised->scale_values), e.quantised->offset});
       Json state = {{"quant_type", "nf4"}, {"blocksize", 64}, {"dtype", "float32"}, {"shape", {p.rows, p.cols}}};
@@ -209,7 +211,7 @@ class QuantisedDirectory : public TemporaryDirectory {
         add(".nested_quant_map", "F32", n.scale_values.data(), n.scale_values.size());
       } else {
         std::vector<float>& scales = plain.emplace_back();
-        for (Index b = 0; b < std::ssize(n.scale_codes); ++b) scales.push_back(nf4_scale(*e.quantised, b));
+        for (Index b = 0; b < std::ssize(n.scale_codes); ++b) scales.push_back(scale_of_block(*e.quantised, b));
         add(".absmax", "F32", scales.data(), scales.size());
       }
       add(".quant_map", "F32", values.data(), values.size());

@@ -113,7 +113,8 @@ TEST_F(Towers, WithTypesThatCannotBeSavedAreRefused) {
   const std::size_t type = bytes.find("F32", at), shape = bytes.find("[2]", at);
   bytes.replace(type, 3, "C64"), bytes.replace(shape, 3, "[1]");
   write_file_atomically(dir / "model.safetensors", bytes);
-  EXPECT_ERROR(ModelLayout(dir).require_writable(), "\"vision_tower.waves\": has the type C64, which cannot be saved");
+  EXPECT_ERROR(ModelLayout(dir).require_writable(read_config(dir)),
+               "\"vision_tower.waves\": has the type C64, which cannot be saved");
 }
 
 TEST_F(Towers, AreFoundByTheirTokens) {

@@ -65,7 +65,7 @@ class EngineOn : public Engine {
   void train_block(const BlockSettings& blocks, Index step) override { trainer.train_block(blocks, step); }
   void round_weights() override {
     for (auto& e : table(trainer.model.config, trainer.model.weights)) {
-      if (e.quantised) e.quantised->type = Nf4Type::bf16;
+      if (e.quantised) e.quantised->type = OriginalType::bf16;
       e.with_matrix([&]<template <class> class M, class U>(M<U> m) {
         std::vector<U> values = to_host(dev, m);
         const auto rounded = [&](float x) { return e.parameter.wide ? x : static_cast<float>(BFloat16(x)); };

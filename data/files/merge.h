@@ -40,7 +40,7 @@ class Merge {
 
   void read(const Table<float>& parts) {
     if (!parts.front().quantised) return read_tensors(host_, files_, "", parts);
-    const std::vector<Nf4Numbers> numbers = nf4_of(files_, parts);
+    const std::vector<FourBitNumbers> numbers = four_bits_of(files_, parts);
     for (std::size_t i = 0; i < parts.size(); ++i)
       dequantise(numbers[i], parts[i].matrix->reshape(parts[i].matrix->size()));
   }

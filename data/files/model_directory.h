@@ -5,7 +5,6 @@
 
 #include "data/files/config.h"
 #include "data/files/files.h"
-#include "data/files/mxfp4.h"
 #include "data/files/tensors.h"
 
 namespace streambp {
@@ -274,7 +273,7 @@ struct ModelLayout {
     names = source->names();
     copied = source->other_parts();
     for (const Parameter& p : parameters_of(c)) dtypes[p.name] = source->at(p.name).dtype;
-    if (copied.empty()) source = {};
+    if (copied.empty() && !c.mxfp4) source = {};
   }
 
   // Changes the type of the saved tensors.
@@ -292,8 +291,9 @@ struct ModelLayout {
   }
 
   // Refuses types that cannot be saved, before a run starts.
-  void require_writable() const {
+  void require_writable(const Config& c) const {
     for (const auto& [name, type] : dtypes) {
+      if (c.keeps_mxfp4() && type == kMxfp4) continue;  // copied
       require(type == "F32" || type == "F16" || type == "BF16", "the weights ", quote(name), " have the type ", type,
               ", which cannot be saved; choose float32, float16 or bfloat16 with --save-dtype");
     }
@@ -306,6 +306,7 @@ struct ModelLayout {
   // Whether saving values of type T in this type loses bits.
   template <class T>
   static bool narrows(const std::string& dtype) {
+    if (dtype == kMxfp4) return false;  // copied
     return dtype_size(dtype) < static_cast<Index>(sizeof(T)) || (sizeof(T) == 2 && dtype == "F16");
   }
   template <class T>
@@ -336,7 +337,7 @@ std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
     const Tensor& tensor = files.at(parts.front().parameter.name);
     bytes += tensor.bytes;
     if (!parts.front().quantised) continue;
-    const std::vector<Nf4Numbers> numbers = nf4_of(files, parts);
+    const std::vector<FourBitNumbers> numbers = four_bits_of(files, parts);
     for (std::size_t i = 0; i < parts.size(); ++i) upload(dev, *parts[i].quantised, numbers[i]);
     forget(tensor);
   }
@@ -369,6 +370,11 @@ std::vector<std::vector<StoredTensor<T>>> into_shards(const Table<T>& tensors, c
   for (const Table<T>& parts : by_stored_tensor(tensors)) {
     const std::string& name = parts.front().parameter.name;
     const auto dtype = layout.dtypes.find(name);
+    if (dtype != layout.dtypes.end() && dtype->second == kMxfp4) {
+      const std::vector<Tensor>& pieces = layout.source->at(name).pieces;
+      for (const auto i : {0, 1}) add({{}, layout.names.of(name) + kMxfp4Parts[i], pieces[i].dtype, &pieces[i]});
+      continue;
+    }
     add({parts, name, dtype == layout.dtypes.end() ? dtype_name(parts) : dtype->second});
   }
   for (const auto& [name, tensor] : layout.copied) add({{}, name, tensor->dtype, tensor});

@@ -5,8 +5,7 @@
 // which are quantised while they are loaded.
 #pragma once
 
-#include "data/files/tensors.h"
-#include "model/quantised.h"
+#include "data/files/mxfp4.h"
 #include "text/fields.h"
 
 namespace streambp {
@@ -27,7 +26,8 @@ inline void read_base(const Fields& config, Config& c, const std::string& root) 
   if (!config.has("quantization_config")) return;
   const Fields f = config.object("quantization_config");
   const auto method = f.get<std::string>("quant_method", f.has("load_in_4bit") ? "bitsandbytes" : "an unknown method");
-  if (method == "mxfp4" && c.family == std::string("gpt_oss")) return;  // data/files/mxfp4.h
+  c.mxfp4 = method == "mxfp4" && c.family == std::string("gpt_oss");
+  if (c.mxfp4) return;
   require(method == "bitsandbytes", f.file, ": weights quantised by ", quote(method), " are not supported; load the ",
           "model in transformers, dequantise it ", method == "fp8" ? "(FineGrainedFP8Config(dequantize=True)), " : "",
           method == "mxfp4" ? "(Mxfp4Config(dequantize=True)), " : "", "save it in bfloat16, and use that");
@@ -59,7 +59,7 @@ std::vector<V> bytes_of(const Tensor& tensor, const char* dtype, Index count) {
 
 // Reads a weight that bitsandbytes has quantised.
 template <class Files>
-Nf4Numbers read_nf4(const Files& files, const Parameter& p) {
+FourBitNumbers read_nf4(const Files& files, const Parameter& p) {
   const Tensor& codes = files.at(p.name);
   const Tensor& state = files.at(p.name + kNf4State);
   const std::string text(reinterpret_cast<const char*>(state.data), state.bytes);
@@ -74,7 +74,7 @@ Nf4Numbers read_nf4(const Files& files, const Parameter& p) {
   require(type == "bfloat16" || type == "float16" || type == "float32", state.where, ": weights of type ", quote(type),
           " are not supported");
   const Index size = p.rows * p.cols, scales = ceil_div(size, kNf4Block), blocks = ceil_div(scales, kNf4Blocks);
-  Nf4Numbers q;
+  FourBitNumbers q;
   q.codes = bytes_of<std::uint8_t>(codes, "U8", ceil_div(size, 2));
   const Tensor& absmax = files.at(p.name + ".absmax");
   if (absmax.dtype == "F32") {
@@ -88,7 +88,7 @@ Nf4Numbers read_nf4(const Files& files, const Parameter& p) {
     q.scale_values = bytes_of<float>(files.at(p.name + ".nested_quant_map"), "F32", 256);
     q.offset = static_cast<float>(f.get<double>("nested_offset"));
   }
-  q.type = type == "bfloat16" ? Nf4Type::bf16 : type == "float16" ? Nf4Type::f16 : Nf4Type::f32;
+  q.type = type == "bfloat16" ? OriginalType::bf16 : type == "float16" ? OriginalType::f16 : OriginalType::f32;
   const Tensor& values = files.at(p.name + ".quant_map");
   require(bytes_of<float>(values, "F32", 16) == nf4_values(), values.where, ": are not the values of nf4");
   auto largest = [](const std::vector<float>& v) {
@@ -115,19 +115,20 @@ inline std::vector<Rows> pieces_of(const Parameter& p, const std::vector<std::in
 
 // The 4-bit weights of a stored tensor's parts: as they are in the files, or quantised now.
 template <class Files, class T>
-std::vector<Nf4Numbers> nf4_of(const Files& files, const Table<T>& parts) {
+std::vector<FourBitNumbers> four_bits_of(const Files& files, const Table<T>& parts) {
   const Tensor& tensor = files.at(parts.front().parameter.name);
-  const Nf4* const memory = parts.front().quantised;
-  const Nf4* const expected = memory && *memory ? memory : nullptr;
+  const FourBits* const memory = parts.front().quantised;
+  if (memory && memory->mxfp4) return read_mxfp4(tensor, parts);
+  const FourBits* const expected = memory && *memory ? memory : nullptr;
   if (files.find(parts.front().parameter.name + kNf4State)) {
     Parameter whole = parts.front().parameter;
     whole.rows = stored_shape(parts)[whole.transposed ? 1 : 0];
     require(parts.size() == 1 || !whole.transposed, tensor.where,
             ": quantised weights of several projections in one transposed tensor are not supported");
-    const Nf4Numbers all = read_nf4(files, whole);
+    const FourBitNumbers all = read_nf4(files, whole);
     require(!expected || expected->scales == all.scales, tensor.where,
             ": its scales are not as bnb_4bit_use_double_quant in config.json says");
-    std::vector<Nf4Numbers> numbers;
+    std::vector<FourBitNumbers> numbers;
     Index before = 0;
     for (const Entry<T>& e : parts) {
       const std::vector<Rows> pieces = pieces_of(e.parameter, stored_shape(parts), before);
@@ -148,8 +149,10 @@ std::vector<Nf4Numbers> nf4_of(const Files& files, const Table<T>& parts) {
   allocate(values, rows);
   Cpu host(0);
   read_tensors(host, files, "", rows);
-  std::vector<Nf4Numbers> numbers;
-  const auto type = tensor.dtype == "BF16" ? Nf4Type::bf16 : tensor.dtype == "F16" ? Nf4Type::f16 : Nf4Type::f32;
+  std::vector<FourBitNumbers> numbers;
+  const auto type = tensor.dtype == "BF16"  ? OriginalType::bf16
+                    : tensor.dtype == "F16" ? OriginalType::f16
+                                            : OriginalType::f32;
   for (const std::vector<float>& part : values) numbers.push_back(quantise(part, type));
   return numbers;
 }

@@ -26,8 +26,8 @@ inline void qwen3_next_80b(Config& c) { experts(c, 512, 10, 512, 512), delta_hea
 inline void qwen3_5_35b(Config& c) { experts(c, 256, 8, 512, 512), delta_heads(c, 16, 32); }
 inline void qwen3_5_122b(Config& c) { experts(c, 256, 8, 1024, 1024), delta_heads(c, 16, 64); }
 inline void qwen3_5_397b(Config& c) { experts(c, 512, 10, 1024, 1024), delta_heads(c, 16, 64); }
-inline void experts_32_of_2880(Config& c) { experts(c, 32, 4, 2880); }
-inline void experts_128_of_2880(Config& c) { experts(c, 128, 4, 2880); }
+inline void experts_32_of_2880(Config& c) { experts(c, 32, 4, 2880), c.mxfp4 = true; }
+inline void experts_128_of_2880(Config& c) { experts(c, 128, 4, 2880), c.mxfp4 = true; }
 // Its factor of cosines and sines is 0.1 log 32 + 1.
 inline RopeScaling gpt_oss_rope() {
   return {.type = RopeType::yarn,

@@ -1,4 +1,4 @@
-// NF4: weights in 4 bits, as QLoRA and bitsandbytes store them.
+// Weights in 4 bits. NF4, as QLoRA and bitsandbytes store them:
 //
 //   w[i] = value[code[i]] * scale[i / 64]                                       16 values, code: 4 bits
 //   scale[b] = scale_value[scale_code[b]] * block_scale[b / 256] + offset       256 values, scale_code: 8 bits
@@ -7,6 +7,9 @@
 //
 // Elements count through all rows. A byte holds two codes, the first one in its upper half. Every operation is rounded
 // to float32, then w to the type that the weights had before. So w has the bits that bitsandbytes computes.
+//
+// MXFP4, as gpt-oss is published, has numbers of 4 bits as values, a scale for 32 weights, and powers of two as values of
+// scales. Its block scales are 1. The first code is in the lower half of a byte.
 #pragma once
 
 #include "kernels/base/device.cuh"
@@ -26,35 +29,46 @@ constexpr float nf4_value(unsigned code) {
   return values[code];
 }
 
-constexpr Index kNf4Block = 64, kNf4Blocks = 256;  // weights of a scale, scales of a block scale
+// Two bits of exponent, one of mantissa.
+constexpr float mxfp4_value(unsigned code) {
+  constexpr float values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6};
+  return values[code];
+}
+
+constexpr Index kNf4Block = 64, kMxfp4Block = 32;  // weights of a scale
+constexpr Index kNf4Blocks = 256;                  // scales of a block scale
 
 // The type that the weights had before.
-enum class Nf4Type { f32, bf16, f16 };
+enum class OriginalType { f32, bf16, f16 };
 
-struct Nf4 {
+struct FourBits {
   Matrix<std::uint8_t> codes, scale_codes;   // a row each
   Matrix<float> block_scales, scale_values;  // a row each
   float offset = 0;
-  Nf4Type type = Nf4Type::f32;
+  OriginalType type = OriginalType::f32;
   Index scales = kNf4Blocks;  // of a block scale: 256, or 1
+  bool mxfp4 = false;
 
   explicit operator bool() const { return static_cast<bool>(codes); }
+  constexpr Index block() const { return mxfp4 ? kMxfp4Block : kNf4Block; }
+  constexpr float value(unsigned code) const { return mxfp4 ? mxfp4_value(code) : nf4_value(code); }
+  STREAMBP_INLINE unsigned code(Index i) const { return codes(0, i / 2) >> ((i % 2 == 0) != mxfp4 ? 4 : 0) & 15; }
 };
 
 // w = the weights in the type of w. `later`: counts the work, which is done when experts are chosen.
 template <class Device, class T>
-void dequantise(Device& dev, Matrix<T> w, const Nf4& q, bool later = false) {
-  require_shape("nf4", "codes", q.codes, 1, ceil_div(w.size(), 2));
-  require_shape("nf4", "scales", q.scale_codes, 1, ceil_div(w.size(), kNf4Block));
-  require_shape("nf4", "block scales", q.block_scales, 1, ceil_div(q.scale_codes.cols, q.scales));
-  require_shape("nf4", "values of scales", q.scale_values, 1, 256);
+void dequantise(Device& dev, Matrix<T> w, const FourBits& q, bool later = false) {
+  require_shape("4 bits", "codes", q.codes, 1, ceil_div(w.size(), 2));
+  require_shape("4 bits", "scales", q.scale_codes, 1, ceil_div(w.size(), q.block()));
+  require_shape("4 bits", "block scales", q.block_scales, 1, ceil_div(q.scale_codes.cols, q.scales));
+  require_shape("4 bits", "values of scales", q.scale_values, 1, 256);
   auto op = dev.operation("dequantise", 2.0 * w.size(), (0.5 + sizeof(T)) * w.size());
   if constexpr (Device::computes)
     if (!later) compute_dequantise(dev, w, q);
 }
 
-constexpr float rounded_to(Nf4Type type, float x) {
-  return type == Nf4Type::bf16 ? BFloat16(x) : type == Nf4Type::f16 ? Float16(x) : x;
+constexpr float rounded_to(OriginalType type, float x) {
+  return type == OriginalType::bf16 ? BFloat16(x) : type == OriginalType::f16 ? Float16(x) : x;
 }
 
 // Compilers may not fuse these.
@@ -73,7 +87,7 @@ constexpr float rounded_sum(float a, float b) {
 #endif
 }
 
-constexpr float nf4_scale(const Nf4& q, Index block) {
+constexpr float scale_of_block(const FourBits& q, Index block) {
   const float value = q.scale_values(0, q.scale_codes(0, block));
   const Index of_block =
       q.scales == 1 ? block : block / kNf4Blocks;  // dividing by a variable would make a kernel spill
@@ -83,20 +97,19 @@ constexpr float nf4_scale(const Nf4& q, Index block) {
 // --- CPU ---
 
 template <class T>
-void compute_dequantise(Cpu&, Matrix<T> w, const Nf4& q, Rows weights) {
+void compute_dequantise(Cpu&, Matrix<T> w, const FourBits& q, Rows weights) {
 #pragma omp parallel for
-  for (Index b = weights.begin / kNf4Block; b < ceil_div(weights.end, kNf4Block); ++b) {
+  for (Index b = weights.begin / q.block(); b < ceil_div(weights.end, q.block()); ++b) {
     T values[16];
-    const float scale = nf4_scale(q, b);
+    const float scale = scale_of_block(q, b);
     for (unsigned code = 0; code < 16; ++code)
-      values[code] = T(rounded_to(q.type, rounded_product(nf4_value(code), scale)));
-    const Rows part = piece(b, kNf4Block, weights.end);
-    for (Index i = std::max(part.begin, weights.begin); i < part.end; ++i)
-      w.data[i] = values[i % 2 == 0 ? q.codes(0, i / 2) >> 4 : q.codes(0, i / 2) & 15];
+      values[code] = T(rounded_to(q.type, rounded_product(q.value(code), scale)));
+    const Rows part = piece(b, q.block(), weights.end);
+    for (Index i = std::max(part.begin, weights.begin); i < part.end; ++i) w.data[i] = values[q.code(i)];
   }
 }
 template <class T>
-void compute_dequantise(Cpu& dev, Matrix<T> w, const Nf4& q) {
+void compute_dequantise(Cpu& dev, Matrix<T> w, const FourBits& q) {
   compute_dequantise(dev, w, q, {0, w.size()});
 }
 
@@ -108,20 +121,17 @@ namespace cuda {
 
 // Weights j .. j + N, which have one scale.
 template <int N>
-__device__ Floats<N> dequantised(const Nf4& q, Index j) {
-  const float scale = nf4_scale(q, j / kNf4Block);
+__device__ Floats<N> dequantised(const FourBits& q, Index j) {
+  const float scale = scale_of_block(q, q.mxfp4 ? j / kMxfp4Block : j / kNf4Block);
   Floats<N> values;
-  for (int k = 0; k < N; ++k) {
-    const unsigned pair = q.codes(0, (j + k) / 2), code = (j + k) % 2 == 0 ? pair >> 4 : pair & 15;
-    values.x[k] = rounded_to(q.type, rounded_product(nf4_value(code), scale));
-  }
+  for (int k = 0; k < N; ++k) values.x[k] = rounded_to(q.type, rounded_product(q.value(q.code(j + k)), scale));
   return values;
 }
 
 }  // namespace cuda
 
 template <class T>
-void compute_dequantise(Cuda& dev, Matrix<T> w, const Nf4& q) {
+void compute_dequantise(Cuda& dev, Matrix<T> w, const FourBits& q) {
   const Matrix<T> flat = w.reshape(w.size());
   auto f = [=] __device__(auto n, Index, Index j) { cuda::store(flat.row(0) + j, cuda::dequantised<n()>(q, j)); };
   cuda::for_each_pack(dev, 1, flat.cols, f, flat);
