@@ -323,11 +323,14 @@ class GenerateCommand : public Command {
     Index numbers = active_parameters(used);
     if (!config.tied) numbers -= config.vocab * config.hidden;
     if (config.positions == Positions::learned) numbers -= config.max_length * config.hidden;
-    double quantised = 0;
+    double quantised = 0, bytes = 0;
     Tensors<float> none(used);
     for (const auto& e : table(used, none))
-      if (e.quantised) quantised += static_cast<double>(active_numbers(e.parameter, used));
-    return (static_cast<double>(numbers) - quantised) * (step.dtype == DType::bf16 ? 2 : 4) + 0.52 * quantised;
+      if (e.quantised) {
+        const auto active = static_cast<double>(active_numbers(e.parameter, used));
+        quantised += active, bytes += active * (0.5 + 1.0 / static_cast<double>(e.quantised->block()));
+      }
+    return (static_cast<double>(numbers) - quantised) * (step.dtype == DType::bf16 ? 2 : 4) + bytes;
   }
 
   ModelSource source;

@@ -182,7 +182,9 @@ struct MemoryOptions {
       const char* why;
     } fixed[] = {{&Places::inputs, full, "full mode keeps all activations in near memory; use --mode stream"},
                  {&Places::optimizer, s.optimizer == OptimizerKind::none, "--optimizer none has no state"},
-                 {&Places::weights, s.config.in_4_bits(), "weights in 4 bits stay near"},
+                 {&Places::weights, s.config.in_4_bits(),
+                  s.config.keeps_mxfp4() ? "experts in MXFP4 stay near; --base unpacked has them in the run's type"
+                                         : "weights in 4 bits stay near"},
                  {&Places::weights, ranks_sample, "GRPO that samples its completions needs all weights on every rank"}};
     const Places usual = {};
     const auto decided = [&](Places p) {

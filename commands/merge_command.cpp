@@ -25,7 +25,7 @@ class MergeCommand : public Command {
     options.add("--out", &out, "The model directory to write; it must not exist");
     options.require("--out");
     options.add("--save-dtype", &save_dtype,
-                "Type of the saved weights; same: as in the base, of a base in 4 bits bf16",
+                "Type of the saved weights; same: as in the base; what is in 4 bits and gets adapters: bf16",
                 checks::one_of({"same", "f32", "bf16", "f16"}));
   }
 
@@ -41,9 +41,8 @@ class MergeCommand : public Command {
     const Config config = source.config();
     ModelLayout layout{fs::path(source.model)};
     const auto adapted = [&](const Parameter& p) { return p.experts > 0 && config.adapters.contains(p.module()); };
-    const bool in_4_bits =
-        config.base == Base::nf4 || (config.keeps_mxfp4() && std::ranges::any_of(parameters_of(config), adapted));
-    if (save_dtype == "same" && in_4_bits) save_dtype = "bf16";
+    if (save_dtype == "same" && read_config(source.model).base == Base::nf4) save_dtype = "bf16";
+    if (std::ranges::any_of(parameters_of(config), adapted)) layout.unpack_experts("BF16");
     if (save_dtype != "same") layout.store_as(save_dtype == "f32" ? "F32" : save_dtype == "bf16" ? "BF16" : "F16");
     layout.require_writable(config);
     Merge merged(source.model, source.adapter, config);

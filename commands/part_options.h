@@ -12,13 +12,16 @@ namespace streambp {
 
 // Declares --base, and says what it stands for.
 inline void add_base_option(OptionTable& options, std::string& base) {
-  options.add("--base", &base,
-              "nf4: keep the linear layers' weights in 4 bits (QLoRA); plain: as the model's files hold them",
-              checks::one_of({"plain", "nf4"}));
+  options.add(
+      "--base", &base,
+      "nf4: keep the linear layers' weights in 4 bits (QLoRA); plain: as the model's files hold them; unpacked: "
+      "the same, but experts in MXFP4 become numbers of the run's type, which may be far or in shards",
+      checks::one_of({"plain", "nf4", "unpacked"}));
 }
 
 inline void apply_base(const std::string& base, Config& c) {
   if (base == "nf4") c.base = Base::nf4;
+  if (base == "unpacked") c.mxfp4 = false;
   if (c.base == Base::plain) return;
   require(!c.adapters.empty(), "a base in 4 bits is never saved, so only its adapters can be trained; add --lora RANK");
   for (const Parameter& p : trained_parameters(c))
@@ -33,7 +36,8 @@ inline std::string describe_trained(const Config& c) {
                 human_count(static_cast<double>(all)),
                 c.adapters.empty()
                     ? ""
-                    : format(", adapters of %s", counted(static_cast<Index>(c.adapters.size()), "linear layer")));
+                    : format(", adapters of %s", counted(static_cast<Index>(c.adapters.size()), "linear layer"))) +
+         (c.keeps_mxfp4() ? "; experts stay in MXFP4" : "");
 }
 
 struct PartOptions {
@@ -166,6 +170,7 @@ struct ModelSource {
     if (adapter.empty()) {
       c.trained.emplace();  // nothing
       if (base == "nf4") c.base = Base::nf4;
+      if (base == "unpacked") c.mxfp4 = false;
     } else {
       apply_base(base, c);
     }

@@ -139,6 +139,7 @@ inline std::vector<Alternative> alternatives(const StepSettings& s, const Allowe
   };
   const bool wide = s.optimizer == OptimizerKind::adamw || s.optimizer == OptimizerKind::muon;
   if (s.dtype == DType::bf16 && wide) other("--optimizer adamw-bf16").settings.optimizer = OptimizerKind::adamw_bf16;
+  if (allowed.budget.far > 0 && s.config.keeps_mxfp4()) other("--base unpacked").settings.config.mxfp4 = false;
   for (const Base base : {Base::plain, Base::nf4}) {
     if (s.config.trained || s.config.base != Base::plain) continue;
     StepSettings& with = other(base == Base::nf4 ? "--lora 32 --base nf4" : "--lora 32").settings;

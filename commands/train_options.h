@@ -320,7 +320,7 @@ struct TrainOptions {
     table.only(of_samples, !fine_tunes(),
                " is for models from scratch; sample from a fine-tuned one with streambp generate");
     require(fine_tunes() || adapter.empty(), "--adapter needs --model DIR, the base of the adapters");
-    require(fine_tunes() || part.base == "plain", "--base nf4", needs_model);
+    require(fine_tunes() || part.base == "plain", "--base ", part.base, needs_model);
     part.check();
     require(!fine_tunes() || !data.empty(), "--model needs --data FILE to train on");
     table.only({"--eval-data"}, fine_tunes(), needs_model);

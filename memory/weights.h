@@ -28,7 +28,8 @@ class Weights {
  public:
   Weights(Device& dev, const Model<T>& model) : dev_(dev), model_(model) {
     const bool quantised = model.config.in_4_bits();
-    require(!quantised || model.shards.size == 1, "--shard weights: weights in 4 bits cannot be sharded; leave it out");
+    require(!quantised || model.shards.size == 1, "--shard weights: weights in 4 bits cannot be sharded; leave it out",
+            model.config.keeps_mxfp4() ? ", or unpack experts with --base unpacked" : "");
     if (!quantised && !fetches()) return;
     scope_.emplace(dev.scope());
     Index largest = 0;

@@ -114,9 +114,11 @@ struct Config {
 
   bool operator==(const Config&) const = default;
 
-  // Experts stay in MXFP4 if none of them is trained.
+  // Experts stay in MXFP4 in memory if none of their weights is trained; without a set, all are.
   bool keeps_mxfp4() const {
-    const auto of_experts = [](const std::string& name) { return name.find(".experts.") != name.npos; };
+    const auto of_experts = [](const std::string& name) {
+      return name.find(".experts.") != name.npos && !name.ends_with("_bias");
+    };
     return mxfp4 && trained && std::ranges::none_of(*trained, of_experts);
   }
   bool in_4_bits() const { return base == Base::nf4 || keeps_mxfp4(); }  // some weights, or all

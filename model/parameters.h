@@ -109,10 +109,10 @@ void allocate_weights(Device& dev, Model<T>& model) {
   allocate(dev, near, Kind::weights, model.shards);
   for (const Entry<T>& e : all) {
     const Parameter& p = e.parameter;
-    const bool mxfp4 = p.experts > 0 && model.config.keeps_mxfp4();
-    if (e.quantised)
-      *e.quantised =
-          allocate_four_bits(dev, p.rows * p.cols, model.config.plain_scales && !mxfp4 ? 1 : kNf4Blocks, mxfp4);
+    if (e.quantised) {
+      const bool mxfp4 = e.quantised->mxfp4, plain_scales = model.config.plain_scales && !mxfp4;
+      *e.quantised = allocate_four_bits(dev, p.rows * p.cols, plain_scales ? 1 : kNf4Blocks, mxfp4);
+    }
     if (is_far(e)) *e.far = allocate_far<T>(dev, shard(p.rows, model.shards).size(), p.cols, Kind::weights);
   }
   allocate(dev, rows_where(all, [](const Parameter& p) { return p.replicated(); }), Kind::weights);

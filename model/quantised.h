@@ -11,7 +11,7 @@
 
 namespace streambp {
 
-// The numbers of an FourBits, in its order.
+// The numbers of a FourBits, in its order.
 struct FourBitNumbers {
   std::vector<std::uint8_t> codes, scale_codes;
   std::vector<float> block_scales, scale_values;
@@ -169,7 +169,7 @@ inline FourBitNumbers mxfp4_numbers(Index size) {
   return q;
 }
 
-// Quantises weights to MXFP4: the largest of a block becomes 4 to 6 times its scale, or 8 cut off to 6.
+// Quantises weights to MXFP4: the largest of a block is 4 to 8 times its scale, and above 6 it is cut to 6.
 inline FourBitNumbers quantise_mxfp4(const std::vector<float>& weights) {
   const auto n = static_cast<Index>(weights.size());
   FourBitNumbers q = mxfp4_numbers(n);

@@ -196,6 +196,7 @@ struct Section {
     weight.transposed = family_of(c).modules.experts_transposed;
     table.back().far = &w.far;
     if (c.in_4_bits()) table.back().quantised = &w.quantised;
+    w.quantised.mxfp4 = c.keeps_mxfp4();  // not a tensor, but set with them
     if (c.mlp_bias) {
       Parameter& bias = row(w.bias, std::string(module) + "_bias", "", {1, c.experts * shape.rows}, Init::zeros);
       bias.experts = c.experts, bias.turn = turn;

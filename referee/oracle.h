@@ -208,8 +208,8 @@ inline Array experts(Tape& tape, const Config& c, const Layer<Number>& w, Array 
   const Array logits = branch(tape, "branch-router", linear(tape, x, r.router));
   if (c.balance() > 0) tape.routers.push_back({logits, choice(tape, c.routed(), logits, bias)});
   Array y = mixture(tape, c.routed(), x, logits, bias, [&](Index e) {
-    const Array y = gated(tape, c.mlp_kind, expert_linear(x, r.gate, e), expert_linear(x, r.ups(), e));
-    return expert_linear(y, r.down, e);
+    const Array inner = gated(tape, c.mlp_kind, expert_linear(x, r.gate, e), expert_linear(x, r.ups(), e));
+    return expert_linear(inner, r.down, e);
   });
   if (c.shared_mlp == 0) return y;
   const MixtureWeights<Number>& s = w.shared;

@@ -11,9 +11,8 @@ class Mxfp4 : public FineTuning {
   void SetUp() override {
     FineTuning::SetUp();
     expect_ok(
-        "train --family gpt_oss --experts 4 --experts-per-token 2 --layers 2 --hidden 64 --heads 2 --mlp 64 --length "
-        "256 "
-        "--steps 1 --sample 0 --out new");
+        "train --family gpt_oss --experts 4 --experts-per-token 2 --layers 2 --hidden 64 --heads 2 --mlp 64 "
+        "--length 256 --steps 1 --sample 0 --out new");
     fs::copy("new/step-000001", "packed");
     fs::copy("new/step-000001", "wide");
     Json config = parse_json_file("packed/config.json");
@@ -103,8 +102,21 @@ TEST_F(Mxfp4, ExpertsStayAsTheyAreAndGiveTheSameBits) {
   expect_same_experts("merged3");
   const SafetensorsFile merged("merged18/model.safetensors");
   EXPECT_EQ(merged.at(gate_up_).dtype, "BF16");
+  EXPECT_EQ(merged.at("model.norm.weight").dtype, "F32");
   EXPECT_FALSE(contains(read_file("merged18/config.json"), "mxfp4"));
-  expect_ok(tune("packed", "--base nf4 --lora 2 --out both"));
+  for (const char* number : {"3", "18"}) {
+    for (const std::string from : {"p", "w"})
+      expect_ok("merge --save-dtype f32 --adapter " + from + number + " --out whole-" + from + number);
+    expect_equal("whole-p" + std::string(number) + "/model.safetensors",
+                 "whole-w" + std::string(number) + "/model.safetensors");
+  }
+  const std::string nf4 = "--base nf4 --lora 2 --out both";
+  expect_ok(tune("packed", nf4), "experts stay in MXFP4");
+  expect_ok("merge --base nf4 --save-dtype f32 --adapter both --out merged");
+  EXPECT_NEAR(eval("merged"), eval("packed --base nf4 --adapter both"), 1e-6);
+  expect_ok(tune("packed", "--base unpacked --keep weights=far --lora 2 --out far"));
+  expect_equal("far/step-000002/adapter_model.safetensors", "p3/step-000002/adapter_model.safetensors");
+  expect_refused(tune("packed", "--keep weights=far --lora 2 --out refused"), "--base unpacked has them in the run's");
 }
 
 TEST_F(Mxfp4, AModelWithOtherTrainedPartsIsSavedWithItsExperts) {
@@ -117,11 +129,13 @@ TEST_F(Mxfp4, AModelWithOtherTrainedPartsIsSavedWithItsExperts) {
   expect_ok("train --resume --out stopped");
   expect_equal("p/step-000002/model.safetensors", "stopped/step-000002/model.safetensors");
 
-  const std::string refused = "have the type MXFP4, which cannot be saved";
+  const std::string refused = "are trained, so they cannot be saved in MXFP4";
   expect_refused(tune("packed", "--out all"), refused);
   expect_refused(tune("packed", "--blocks 1 --out all"), refused);
   expect_ok(tune("packed", "--save-dtype f32 --out p-all")), expect_ok(tune("wide", "--out w-all"));
   EXPECT_EQ(eval("p-all/last"), eval("w-all/last"));
+  expect_ok(tune("packed", "--train '.*proj_bias' --out biases"));
+  expect_same_experts("biases/step-000002");
   expect_ok(tune("packed", "--save-dtype f32 " + norms + "plain"));
   EXPECT_EQ(eval("plain/last"), eval("w/last"));
 }
@@ -136,11 +150,13 @@ TEST_F(Mxfp4, DamagedFilesAreRefused) {
   };
   const std::string scales = gate_up_ + "_scales";
   refuses(
-      scales, [](std::string& bytes, Tensor&) { bytes[5] = '\xff'; }, "its scales hold a NaN or far too large");
+      scales, [](std::string& bytes, Tensor&) { bytes[5] = '\xff'; }, "there is a NaN among its scales");
   refuses(
-      scales, [](std::string& bytes, Tensor&) { bytes[5] = '\xfd'; }, "its scales hold a NaN or far too large");
+      scales, [](std::string& bytes, Tensor&) { bytes[5] = '\xfd'; }, "there is a NaN among its scales");
   refuses(
       scales, [](std::string& bytes, Tensor&) { bytes.clear(); }, "has no scales \"" + scales + "\"");
+  refuses(
+      gate_up_ + "_blocks", [](std::string& bytes, Tensor&) { bytes.clear(); }, "has no blocks beside it");
   refuses(
       scales, [](std::string&, Tensor& t) { std::swap(t.shape[0], t.shape[1]); }, "expected 16 bytes for each scale");
   fs::copy("wide/model.safetensors", "packed/model.safetensors", fs::copy_options::overwrite_existing);

@@ -247,7 +247,7 @@ struct ModelLayout {
   std::map<std::string, std::string> others;  // contents of the other small files, by name
   StoredNames names;
   std::map<std::string, std::string> dtypes;         // by parameter name
-  std::shared_ptr<const ModelFiles> source = {};     // of a model with other parts
+  std::shared_ptr<const ModelFiles> source = {};     // of a model with tensors that are copied
   std::map<std::string, const Tensor*> copied = {};  // the tensors of its other parts
   // With an adapter_config.json, checkpoints hold adapters only, for the model in this directory.
   std::string adapter_config = "";
@@ -290,10 +290,21 @@ struct ModelLayout {
     config = with_member(without_member(config, "quantization_config"), field, types.at(dtype));
   }
 
+  // Experts in MXFP4 become numbers of this type.
+  void unpack_experts(const std::string& dtype) {
+    for (auto& [name, type] : dtypes) {
+      if (type != kMxfp4) continue;
+      type = dtype;
+      config = without_member(config, "quantization_config");
+    }
+  }
+
   // Refuses types that cannot be saved, before a run starts.
   void require_writable(const Config& c) const {
     for (const auto& [name, type] : dtypes) {
       if (c.keeps_mxfp4() && type == kMxfp4) continue;  // copied
+      require(type != kMxfp4, "the experts ", quote(name), " are trained, so they cannot be saved in ", kMxfp4,
+              "; choose bf16 or f32 with --save-dtype, or train other parts with --lora or --train");
       require(type == "F32" || type == "F16" || type == "BF16", "the weights ", quote(name), " have the type ", type,
               ", which cannot be saved; choose float32, float16 or bfloat16 with --save-dtype");
     }

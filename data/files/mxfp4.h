@@ -14,6 +14,7 @@ namespace streambp {
 
 constexpr const char* kMxfp4 = "MXFP4";  // no type of safetensors
 constexpr const char* kMxfp4Parts[] = {"_blocks", "_scales"};
+constexpr std::uint8_t kMostScale = 252;  // 2^125, 6 times which is finite
 
 inline float mxfp4_number(const Tensor& tensor, Index at) {
   static const std::vector<float> scales = mxfp4_numbers(0).scale_values;
@@ -45,8 +46,8 @@ std::vector<FourBitNumbers> read_mxfp4(const Tensor& tensor, const Table<T>& par
       copy(q.codes, tensor.pieces[0], p.cols / 2, line);
       copy(q.scale_codes, tensor.pieces[1], p.cols / kMxfp4Block, line);
     }
-    require(std::ranges::max(q.scale_codes) <= 252, tensor.where,
-            ": its scales hold a NaN or far too large numbers; the file is damaged");
+    require(std::ranges::max(q.scale_codes) <= kMostScale, tensor.where,
+            ": there is a NaN among its scales, or a far too large number; the file is damaged");
     before += p.length();
   }
   return all;
@@ -56,7 +57,9 @@ std::vector<FourBitNumbers> read_mxfp4(const Tensor& tensor, const Table<T>& par
 inline void find_mxfp4(std::map<std::string, const Tensor*>& tensors, std::map<std::string, Tensor>& joined) {
   for (const auto& [name, blocks] : std::map(tensors)) {
     const auto& [blocks_end, scales_end] = kMxfp4Parts;
-    if (!name.ends_with(blocks_end) || name.find(".experts.") == name.npos) continue;
+    if (name.find(".experts.") == name.npos || !tensors.contains(name)) continue;  // or found already
+    require(!name.ends_with(scales_end), blocks->where, ": has no blocks beside it; download what is missing");
+    if (!name.ends_with(blocks_end)) continue;
     const std::string usual = name.substr(0, name.size() - std::strlen(blocks_end));
     const auto found = tensors.find(usual + scales_end);
     require(found != tensors.end(), blocks->where, ": has no scales ", quote(usual + scales_end),

@@ -29,8 +29,8 @@ inline void read_base(const Fields& config, Config& c, const std::string& root) 
   c.mxfp4 = method == "mxfp4" && c.family == std::string("gpt_oss");
   if (c.mxfp4) return;
   require(method == "bitsandbytes", f.file, ": weights quantised by ", quote(method), " are not supported; load the ",
-          "model in transformers, dequantise it ", method == "fp8" ? "(FineGrainedFP8Config(dequantize=True)), " : "",
-          method == "mxfp4" ? "(Mxfp4Config(dequantize=True)), " : "", "save it in bfloat16, and use that");
+          "model in transformers, dequantise it", method == "fp8" ? " (FineGrainedFP8Config(dequantize=True))" : "",
+          method == "mxfp4" ? " (Mxfp4Config(dequantize=True))" : "", ", save it in bfloat16, and use that");
   const bool nf4 = f.get<bool>("load_in_4bit", false) && f.get<std::string>("bnb_4bit_quant_type", "fp4") == "nf4";
   require(nf4, f.file, ": of bitsandbytes' types only nf4 is supported; load the model in transformers, call ",
           "dequantize() on it, save it, and use that, if you like with --base nf4");
