@@ -250,6 +250,7 @@ TEST_F(TrainPart, NewModelsHaveExpertsAndResume) {
   EXPECT_NEAR(sum, 4, 0.01);
   const Json& step = lines[lines.size() - 2];
   EXPECT_NEAR(step.at("busiest_expert").get<double>(), busiest, 0.001);
+  EXPECT_EQ(step.at("idle_experts"), static_cast<double>(std::ranges::count(load[0], Json(0.0))) / 4);
   EXPECT_NEAR(step.at("balance_loss").get<double>(), 2, 0.1);
   EXPECT_LT(step.at("expert_entropy").get<double>(), 1);
   expect_ok(
