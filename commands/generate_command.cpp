@@ -315,8 +315,8 @@ class GenerateCommand : public Command {
     print_error("%s]\n", line);
   }
 
-  // Bytes of weights that one step reads, at most: all but embedding tables, of which it needs a few rows, and the experts
-  // that its sequences cannot choose. A tied table is also the head and is read completely.
+  // The most bytes of weights that one step reads. It reads only a few rows of an embedding table, unless the table is tied
+  // and so also the head, and no more experts than its sequences can choose.
   double bytes_of_step(Index sequences) const {
     Config used = config;
     used.experts_per_token = least(config.experts, sequences * config.experts_per_token);
