@@ -5,7 +5,8 @@
 //   layer     middle = x + mixer(norm(x))             y = middle + feed_forward(norm(middle))
 //   logits  = norm(x) headᵀ                           x: the output of the last layer
 //
-// Some models norm the outputs of both branches, before or instead of their inputs. In some, both branches start at x.
+// Some models norm the outputs of both branches, before or instead of their inputs. In some, both branches start at x. Gemma 4
+// multiplies y by a number.
 //
 // A layer is two residual branches (model/residual_branch.h): a mixer, the only one that mixes rows (model/mixer.h), and a
 // feed-forward (model/feed_forward.h), which treats each row alone, as norms and projections do.
@@ -58,6 +59,7 @@ class TransformerLayer {
                    const Group& sequence = {})
       : dev(dev),
         c(c),
+        output_scale(w.scale),
         mixer(dev, c, frequencies, number, w, sequence),
         feed_forward(dev, c, number, w),
         mixer_branch(dev, c, number, w.attention_norm, w.post_attention_norm),
@@ -102,6 +104,7 @@ class TransformerLayer {
   void backward(const Layer<A>& g, Matrix<T> dx, const Summary<A>& dpast, const Chunk<T>& chunk) {
     const Activations<T>& a = chunk.a;
     auto scope = dev.scope();
+    if (output_scale) scale(dev, dx, output_scale);
     const auto dshared = allocate_shared_gradient<T>(dev, c, dx);
     {  // y = middle + feed_forward(norm(middle))
       auto scope = dev.scope();
@@ -129,12 +132,14 @@ class TransformerLayer {
     feed_forward.forward(a.feed_forward, a.feed_forward_input);
     feed_forward_branch.compute_output(y, a.feed_forward_output, a.middle, feed_forward, a.feed_forward);
     feed_forward_branch.end(y, a.feed_forward_output, a.middle);
+    if (output_scale) scale(dev, y, output_scale);
   }
   // Where the second branch begins.
   Matrix<T> second_input(Matrix<T> x, const Activations<T>& a) const { return c.parallel ? x : a.middle; }
 
   Device& dev;
   const Config& c;
+  const Matrix<T> output_scale;
   LayerMixer<Device, T> mixer;
   LayerFeedForward<Device, T> feed_forward;
   ResidualBranch<Device, T> mixer_branch, feed_forward_branch;

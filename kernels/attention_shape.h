@@ -17,6 +17,8 @@ struct AttentionShape {
   double score_cap = 0;    // 0: none
   double scale() const { return score_scale > 0 ? score_scale : 1 / std::sqrt(static_cast<double>(head_dim)); }
   constexpr Index group() const { return heads / kv_heads; }  // query heads that share a key/value head
+  constexpr Index q_width() const { return heads * head_dim; }
+  constexpr Index kv_width() const { return kv_heads * head_dim; }
 };
 
 // The first token that each token of the stream may attend to. on_host: a copy in host memory, used to count FLOPs. If

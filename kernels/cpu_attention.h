@@ -25,12 +25,14 @@
 namespace streambp::cpu {
 
 constexpr Index kKeys = 128;  // keys of a tile
+constexpr Index kParts = 2;   // of kBlock numbers, in the widest head
+inline Index parts_of(Index dim) { return ceil_div(dim, kBlock); }
 static_assert(kTile % kKeys == 0 && kPage % kKeys == 0);
 
 // Queries of a tile, a power of two, so that tiles divide chunks.
 inline Index queries_of_tile(const AttentionShape& shape) {
-  require(shape.head_dim <= kBlock && shape.group() <= kBlock, "attention: groups of ", shape.group(), " heads of ",
-          shape.head_dim, " are too large");
+  require(shape.head_dim <= kParts * kBlock && shape.group() <= kBlock, "attention: groups of ", shape.group(),
+          " heads of ", shape.head_dim, " are too large");
   return static_cast<Index>(std::bit_floor(static_cast<std::uint64_t>(kBlock / shape.group())));
 }
 
@@ -130,19 +132,19 @@ struct ScoreScale {
         of_scores(std::is_same_v<T, A> ? A(1) : static_cast<A>(shape.scale())) {}
 };
 
-// The rows of one group of heads, as the rows of a tile: q has `group` heads side by side.
+// The rows of one group of heads, as the rows of a tile: q has `group` heads side by side. part: of each head's numbers.
 template <class T>
-Matrix<T> stack(const OperandMatrix<T, T>& memory, Matrix<const T> q, Index dim, Accumulator<T> factor = 1) {
+Matrix<T> stack(const OperandMatrix<T, T>& memory, Matrix<const T> q, Index dim, Rows part, Accumulator<T> factor = 1) {
   const Index group = q.cols / dim;
-  const Matrix<T> all = memory.matrix(q.rows * group, dim);
+  const Matrix<T> all = memory.matrix(q.rows * group, part.size());
   for (Index i = 0; i < q.rows; ++i) {
     for (Index g = 0; g < group; ++g) {
-      const T* from = q.row(i) + g * dim;
+      const T* from = q.row(i) + g * dim + part.begin;
       T* to = all.row(i * group + g);
       if (factor == 1) {
-        std::copy_n(from, dim, to);
+        std::copy_n(from, part.size(), to);
       } else {
-        for (Index d = 0; d < dim; ++d) to[d] = from[d] * factor;
+        for (Index d = 0; d < part.size(); ++d) to[d] = from[d] * factor;
       }
     }
   }
@@ -187,24 +189,32 @@ class AttentionTile {
     const auto& [queries, document] = tile;
     const Index dim = span.shape.head_dim, group = in.q.cols / dim;
     const ScoreScale<T> scale(span.shape);
-    const Matrix<T> stacked = stack(queries_, in.q, dim, scale.of_queries);
-    const bool few = stacked.rows <= kFewRows;  // as in decoding: packing K and V would take longer than the products
-    const Left<T> q = few ? Left<T>() : queries_.operand(stacked, Op::as_is);
-    const Matrix<A> o(output_.data(), stacked.rows, dim);
+    const Index stacked_rows = in.q.rows * group;
+    const bool few = stacked_rows <= kFewRows;  // as in decoding: packing K and V would take longer than the products
+    Matrix<T> stacked[kParts];
+    Left<T> q[kParts];
+    for (Index p = 0; p < parts_of(dim); ++p) {
+      stacked[p] = stack(queries_[p], in.q, dim, piece(p, kBlock, dim), scale.of_queries);
+      if (!few) q[p] = queries_[p].operand(stacked[p], Op::as_is);
+    }
+    const Matrix<A> o(output_.data(), stacked_rows, dim);
     std::fill_n(o.data, o.size(), A(0));
-    std::fill_n(running_, stacked.rows, RunningSoftmax<A>{});
+    std::fill_n(running_, stacked_rows, RunningSoftmax<A>{});
     for (Index t = first_tile_of_keys(queries.begin, span); document + t * kKeys < queries.end; ++t) {
       const Rows keys = keys_of_tile(t, document, queries.end), seeing = queries_of(queries, keys, span),
                  rows = {(seeing.begin - queries.begin) * group, (seeing.end - queries.begin) * group};
       const Index shift = in.pages.shift(keys.begin);
       const Rows of_cache = {keys.begin + shift, keys.end + shift};
-      const Matrix<A> s = scores_.matrix(stacked.rows, keys.size()).slice(rows);
-      if (few) {
-        for (Index i = 0; i < s.rows; ++i) std::fill_n(s.row(i), s.cols, A(0));
-        multiply_few_rows<T>(s, stacked.slice(rows), in.k.slice(of_cache), Op::transposed);
-      } else {
-        keys_.pack(in.k.slice(of_cache), Op::transposed);
-        multiply(s, q.slice(rows), keys_, Update::assign);
+      const Matrix<A> s = scores_.matrix(stacked_rows, keys.size()).slice(rows);
+      for (Index i = 0; few && i < s.rows; ++i) std::fill_n(s.row(i), s.cols, A(0));
+      for (Index p = 0; p < parts_of(dim); ++p) {
+        const Matrix<const T> k = in.k.slice(of_cache).columns(piece(p, kBlock, dim));
+        if (few) {
+          multiply_few_rows<T>(s, stacked[p].slice(rows), k, Op::transposed);
+        } else {
+          keys_.pack(k, Op::transposed);
+          multiply(s, q[p].slice(rows), keys_, p == 0 ? Update::assign : Update::add);
+        }
       }
       for (Index i = 0; i < s.rows; ++i) {
         const Index row = rows.begin + i;
@@ -218,8 +228,12 @@ class AttentionTile {
       if (few) {
         multiply_few_rows<T>(o.slice(rows), scores_.rounded(s), v, Op::as_is);
       } else {
-        values_.pack(v, Op::as_is);
-        multiply(o.slice(rows), scores_.operand(s, Op::as_is), values_, Update::add);
+        const Left<T> probabilities = scores_.operand(s, Op::as_is);
+        for (Index p = 0; p < parts_of(dim); ++p) {
+          const Rows part = piece(p, kBlock, dim);
+          values_.pack(v.columns(part), Op::as_is);
+          multiply(o.slice(rows).columns(part), probabilities, values_, Update::add);
+        }
       }
       for (const Index key : not_finite) {
         for (Index i = 0; i < s.rows; ++i) {
@@ -237,10 +251,10 @@ class AttentionTile {
   }
 
  private:
-  OperandMatrix<T, T> queries_;
+  OperandMatrix<T, T> queries_[kParts];
   OperandMatrix<A, T> scores_;
   RightPanels<T> keys_{kKeys}, values_{kBlock};
-  Buffer<A> output_{kBlock * kBlock};
+  Buffer<A> output_{kBlock * kParts * kBlock};
   RunningSoftmax<A> running_[kBlock];
   std::vector<T> finite_;
 };

@@ -56,10 +56,15 @@ class AttentionBackwardTile {
   using A = Accumulator<T>;
 
   void take(Matrix<const T> k, Matrix<const T> v) {
-    k_transposed_.pack(k, Op::transposed);
-    v_transposed_.pack(v, Op::transposed);
+    const auto each_part = [&](auto&& f) {
+      for (Index p = 0; p < parts_of(k.cols); ++p) f(parts_[p], piece(p, kBlock, k.cols));
+    };
+    each_part([&](Part& part, Rows columns) {
+      part.k_transposed.pack(k.columns(columns), Op::transposed);
+      part.v_transposed.pack(v.columns(columns), Op::transposed);
+    });
     take_out_not_finite(k, finite_);  // where a row sees them, dS is NaN already
-    k_.pack(k, Op::as_is);
+    each_part([&](Part& part, Rows columns) { part.k.pack(k.columns(columns), Op::as_is); });
   }
 
   // For the queries of span.rows: adds to dk and dv of the keys, and computes the keys' share of dQ. All matrices of
@@ -68,10 +73,18 @@ class AttentionBackwardTile {
                const AttentionSpan& span) {
     const Index dim = span.shape.head_dim, group = q.cols / dim;
     const ScoreScale<T> scale(span.shape);
-    const Matrix<T> scaled_q = stack(q_, q, dim, scale.of_queries), dout = stack(dout_, upstream.dout, dim);
-    const Matrix<A> p = p_.matrix(scaled_q.rows, keys.size()), ds = ds_.matrix(scaled_q.rows, keys.size());
-    multiply(p, q_.operand(scaled_q, Op::as_is), k_transposed_, Update::assign);
-    multiply(ds, dout_.operand(dout, Op::as_is), v_transposed_, Update::assign);
+    const Index rows = q.rows * group;
+    const Matrix<A> p = p_.matrix(rows, keys.size()), ds = ds_.matrix(rows, keys.size());
+    Matrix<T> scaled_q[kParts], dout[kParts];
+    for (Index i = 0; i < parts_of(dim); ++i) {
+      const Rows columns = piece(i, kBlock, dim);
+      const Update update = i == 0 ? Update::assign : Update::add;
+      const Part& part = parts_[i];
+      scaled_q[i] = stack(part.q, q, dim, columns, scale.of_queries);
+      dout[i] = stack(part.dout, upstream.dout, dim, columns);
+      multiply(p, part.q.operand(scaled_q[i], Op::as_is), part.k_transposed, update);
+      multiply(ds, part.dout.operand(dout[i], Op::as_is), part.v_transposed, update);
+    }
     for (Index row = 0; row < p.rows; ++row) {
       const Index query = row / group, head = row % group;
       const Rows seen = visible(span.rows.begin + query, keys, span);
@@ -79,12 +92,15 @@ class AttentionBackwardTile {
           {p.row(row), p.cols, seen, scale.of_scores, static_cast<A>(span.shape.score_cap)}, ds.row(row),
           upstream.lse(query, head), upstream.delta(query, head), p_.rounded(p).row(row), ds_.rounded(ds).row(row));
     }
-    right_.pack(dout, Op::as_is);
-    multiply(dv, p_.operand(p, Op::transposed), right_, Update::add);
-    right_.pack(scaled_q, Op::as_is);
-    multiply(dk, ds_.operand(ds, Op::transposed), right_, Update::add);
     dq_ = Matrix<A>(partial_.data(), ds.rows, dim);
-    multiply(dq_, ds_.operand(ds, Op::as_is), k_, Update::assign);
+    for (Index i = 0; i < parts_of(dim); ++i) {
+      const Rows columns = piece(i, kBlock, dim);
+      right_.pack(dout[i], Op::as_is);
+      multiply(dv.columns(columns), p_.operand(p, Op::transposed), right_, Update::add);
+      right_.pack(scaled_q[i], Op::as_is);
+      multiply(dk.columns(columns), ds_.operand(ds, Op::transposed), right_, Update::add);
+      multiply(dq_.columns(columns), ds_.operand(ds, Op::as_is), parts_[i].k, Update::assign);
+    }
   }
 
   // Adds the share of dQ that compute() left.
@@ -98,10 +114,14 @@ class AttentionBackwardTile {
   }
 
  private:
-  RightPanels<T> k_transposed_{kKeys}, k_{kBlock}, v_transposed_{kKeys}, right_{kBlock};
-  OperandMatrix<T, T> q_, dout_;
+  struct Part {
+    RightPanels<T> k_transposed{kKeys}, k{kBlock}, v_transposed{kKeys};
+    OperandMatrix<T, T> q, dout;
+  };
+  Part parts_[kParts];
+  RightPanels<T> right_{kBlock};
   OperandMatrix<A, T> p_, ds_;
-  Buffer<A> partial_{kBlock * kBlock};
+  Buffer<A> partial_{kBlock * kParts * kBlock};
   std::vector<T> finite_;
   Matrix<A> dq_;
 };

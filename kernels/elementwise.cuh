@@ -27,6 +27,11 @@ struct Multiple {
   A factor;
   constexpr A operator()(A y, A) const { return factor * y; }
 };
+template <class A, class T>
+struct MultipleOf {
+  const T* factor;
+  constexpr A operator()(A y, A) const { return static_cast<A>(*factor) * y; }
+};
 template <class A>
 struct WeightedSum {
   A a, b;
@@ -70,6 +75,13 @@ void scale(Device& dev, Matrix<T> x, double factor) {
   auto op = dev.operation("scale", 1.0 * x.size(), 2.0 * sizeof(T) * x.size());
   if constexpr (Device::computes)
     compute_update<T, T>(dev, {{x, x}}, Multiple<Accumulator<T>>{static_cast<Accumulator<T>>(factor)});
+}
+
+// The same, with a factor on the device.
+template <class Device, class T>
+void scale(Device& dev, Matrix<T> x, Matrix<T> factor) {
+  auto op = dev.operation("scale", 1.0 * x.size(), 2.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes) compute_update<T, T>(dev, {{x, x}}, MultipleOf<Accumulator<T>, T>{factor.data});
 }
 
 // x = cap tanh(x / cap)

@@ -16,6 +16,7 @@
 //
 //   linear           keep = 0
 //   llama3           keep = (r - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to 0 .. 1
+//   proportional     frequencies are 0 from a share of the pairs on
 //   yarn             keep falls from 1 to 0 with i, between the pairs that make beta_fast and beta_slow rotations. Cosines
 //                    and sines are multiplied by attention_factor, which sharpens attention over more tokens; in some
 //                    models those of queries also by 1 + query_beta log(1 + floor(position / L)).
@@ -40,7 +41,7 @@
 
 namespace streambp {
 
-enum class RopeType { plain, linear, dynamic, llama3, yarn, longrope };
+enum class RopeType { plain, linear, dynamic, llama3, yarn, longrope, proportional };
 
 struct RopeScaling {
   RopeType type = RopeType::plain;
@@ -50,6 +51,7 @@ struct RopeScaling {
   double beta_fast = 32, beta_slow = 1;                 // yarn
   double attention_factor = 1;                          // yarn and longrope
   double query_beta = 0;                                // yarn
+  double share = 1;                                     // proportional
   enum class Ends { whole, exact } ends = Ends::whole;  // yarn: keep falls between whole pairs
   std::vector<double> short_factors = {}, long_factors = {};
   Index longest = 0;  // n
@@ -135,7 +137,8 @@ inline RopeFrequencies rope_frequencies(Index dim, double theta, const RopeScali
     if (s.type == RopeType::llama3)
       keep = std::clamp((rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
     if (s.type == RopeType::yarn) keep = yarn_keep(dim, i, theta, s);
-    frequencies.values.push_back(keep == 1 ? f : keep * f + (1 - keep) * f / factor);
+    const bool turns = s.type != RopeType::proportional || 2 * i + 2 <= static_cast<Index>(s.share * d);
+    frequencies.values.push_back(!turns ? 0 : keep == 1 ? f : keep * f + (1 - keep) * f / factor);
     require(std::isfinite(frequencies.values.back()), "model: the RoPE frequency of pair ", i,
             " is not finite; check theta and its scaling in config.json");
   }

@@ -31,6 +31,7 @@ enum class MixerKind { attention, convolution, delta_rule };
 struct LayerKind {
   MixerKind mixer;
   bool experts;
+  bool wide;  // with the heads of global layers
   auto operator<=>(const LayerKind&) const = default;
 };
 
@@ -87,6 +88,10 @@ struct Config {
   Index window = 0;
   std::vector<bool> local = {};  // local[l]: layer l is local; empty: all are
   double local_rope_theta = 0;   // RoPE theta of local layers, without scaling; 0: the same as in other layers
+  Index global_head_dim = 0, global_kv_heads = 0;  // heads of global layers; 0: as in local ones
+  bool value_norm = false;                         // values are normalised, without a weight
+  bool keys_are_values = false;  // in global layers with other heads, values are keys before their norm
+  bool layer_scale = false;      // a layer's output is multiplied by a number, which is not trained
 
   std::vector<MixerKind> mixers = {};  // of each layer; empty: attention
   Index convolution_width = 3;         // of short convolutions, and of those before a delta rule
@@ -122,13 +127,15 @@ struct Config {
     return mxfp4 && trained && std::ranges::none_of(*trained, of_experts);
   }
   bool in_4_bits() const { return base == Base::nf4 || keeps_mxfp4(); }  // some weights, or all
-  Index q_width() const { return heads * head_dim; }
-  Index kv_width() const { return kv_heads * head_dim; }
   Index delta_key_width() const { return delta_key_heads * delta_key_dim; }
   Index delta_value_width() const { return delta_value_heads * delta_value_dim; }
   Index delta_width() const { return 2 * delta_key_width() + delta_value_width(); }  // of queries, keys and values
   bool has_delta_rule() const { return std::ranges::find(mixers, MixerKind::delta_rule) != mixers.end(); }
   Index rotary_dim() const { return static_cast<Index>(static_cast<double>(head_dim) * rotary_share); }
+  bool is_wide(Index layer) const {
+    return global_head_dim > 0 && mixer(layer) == MixerKind::attention && !is_local(layer);
+  }
+  bool has_values(Index layer) const { return !(keys_are_values && is_wide(layer)); }  // of their own
   bool has_experts(Index layer) const { return experts > 0 && layer >= dense_layers; }
   double balance() const { return balanced ? balance_factor : 0; }
   MixtureShape routed() const {
@@ -153,14 +160,20 @@ struct Config {
   MixerKind mixer(Index layer) const {
     return mixers.empty() ? MixerKind::attention : mixers[static_cast<std::size_t>(layer)];
   }
-  LayerKind kind(Index layer) const { return {mixer(layer), has_experts(layer)}; }
+  LayerKind kind(Index layer) const { return {mixer(layer), has_experts(layer), is_wide(layer)}; }
   bool swaps_norms(Index layer) const { return norms_by_mixer && mixer(layer) != MixerKind::attention; }
   bool has_pre_norms(Index layer) const { return pre_norms != swaps_norms(layer); }
   bool has_post_norms(Index layer) const { return post_norms != swaps_norms(layer); }
   NormStyle norm_style() const { return {.eps = norm_eps, .centered = norm == Norm::layer, .offset = norm_offset}; }
   NormStyle head_norm_style() const { return {.eps = norm_eps, .centered = false, .offset = norm_offset}; }
   AttentionShape attention(Index layer) const {
-    return {heads, kv_heads, head_dim, is_local(layer) ? window : 0, score_scale, score_cap};
+    const bool wide = is_wide(layer);
+    return {.heads = heads,
+            .kv_heads = wide ? global_kv_heads : kv_heads,
+            .head_dim = wide ? global_head_dim : head_dim,
+            .window = is_local(layer) ? window : 0,
+            .score_scale = score_scale,
+            .score_cap = score_cap};
   }
 };
 
@@ -175,7 +188,7 @@ inline Config with_temperature(Config c, double temperature) {
 constexpr Index kMostLayers = 1 << 12, kLargestSize = 1 << 24;
 
 // What the attention kernels hold of a head, on CPUs and GPUs.
-constexpr Index kMostHeadDim = 256, kMostGroup = 256;
+constexpr Index kMostHeadDim = 512, kMostGroup = 256;
 constexpr Index kMostExperts = 1 << 10;
 constexpr Index kMostDelta = 256;  // heads of a delta rule, and their width
 
@@ -188,8 +201,16 @@ inline void validate(const Config& c) {
   for (Index size : {c.vocab, c.hidden, c.heads, c.kv_heads, c.head_dim, c.mlp, c.max_length, c.window}) {
     require(size <= kLargestSize, "model: a size of ", size, " is more than the ", kLargestSize, " that are supported");
   }
-  require(c.head_dim <= kMostHeadDim, "model: heads of width ", c.head_dim, " are wider than the ", kMostHeadDim,
-          " that attention supports");
+  for (const Index dim : {c.head_dim, c.global_head_dim})
+    require(dim <= kMostHeadDim, "model: heads of width ", dim, " are wider than the ", kMostHeadDim,
+            " that attention supports");
+  require(c.global_head_dim == 0 || (c.global_head_dim > 0 && c.global_head_dim % 2 == 0 && c.global_kv_heads > 0 &&
+                                     c.heads % c.global_kv_heads == 0),
+          "model: ", c.heads, " query heads of global layers cannot share ", c.global_kv_heads,
+          " key/value heads of width ", c.global_head_dim);
+  require(!c.value_norm || c.qk_norm == QkNorm::heads,
+          "model: a norm of values needs one of each head's queries and keys");
+  require(!c.keys_are_values || c.value_norm, "model: values that are keys need a norm");
   require(c.heads <= kLargestSize / c.head_dim, "model: ", c.heads, " heads of ", c.head_dim, " are too wide");
   const auto real = [](Index n) { return static_cast<double>(n); };
   const double linear = real(c.hidden) * (2 * real(c.heads) * real(c.head_dim) + 3 * real(c.mlp)),

@@ -38,14 +38,14 @@ struct DeltaActivations {
 
 // What the rest of the program must know of a delta rule without computing it.
 struct DeltaRule {
-  static SummaryShape summary(const Config& c, Index) {
+  static SummaryShape summary(const Config& c) {
     const Index state = c.delta_value_heads * c.delta_key_dim * c.delta_value_dim;
     return {.edge = c.convolution_width - 1, .columns = c.delta_width(), .state = state, .window = kTile};
   }
   // In generation, also the rows of a block that has begun: q, k, v, β and g of each.
   static Index cached_row(const Config& c) { return c.delta_width() + 2 * c.delta_value_heads; }
-  static SummaryShape cache(const Config& c, Index layer) {
-    SummaryShape shape = summary(c, layer);
+  static SummaryShape cache(const Config& c) {
+    SummaryShape shape = summary(c);
     shape.state += (kDeltaBlock - 1) * cached_row(c);
     return shape;
   }

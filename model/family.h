@@ -75,7 +75,7 @@ struct Modules {
   const char *attention_norm = "input_layernorm", *mlp_norm = "post_attention_layernorm";
   const char *q = "self_attn.q_proj", *k = "self_attn.k_proj", *v = "self_attn.v_proj", *o = "self_attn.o_proj";
   const char *q_norm = "self_attn.q_norm", *k_norm = "self_attn.k_norm", *sinks = "self_attn.sinks";
-  const char *post_attention_norm = "", *post_mlp_norm = "";
+  const char *post_attention_norm = "", *post_mlp_norm = "", *layer_scale = "";
   const char *convolution_in = "", *convolution = "", *convolution_out = "";
   const char *delta_q = "", *delta_k = "", *delta_v = "", *z = "", *beta = "", *decay = "", *a_log = "", *dt_bias = "",
              *output_norm = "", *delta_out = "";

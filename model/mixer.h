@@ -27,16 +27,17 @@ namespace streambp {
 template <class F>
 auto with_mixer(const Config& c, Index layer, F&& f) {
   if (c.mixer(layer) == MixerKind::delta_rule) return f(DeltaRule());
-  return c.mixer(layer) == MixerKind::convolution ? f(Convolution()) : f(Attention());
+  if (c.mixer(layer) == MixerKind::convolution) return f(Convolution());
+  return f(Attention{c.attention(layer), c.has_values(layer)});
 }
 
 inline SummaryShape summary_shape(const Config& c, Index layer) {
-  return with_mixer(c, layer, [&](auto mixer) { return mixer.summary(c, layer); });
+  return with_mixer(c, layer, [&](auto mixer) { return mixer.summary(c); });
 }
 
 // In generation: the summary of a sequence.
 inline SummaryShape cache_shape(const Config& c, Index layer) {
-  return with_mixer(c, layer, [&](auto mixer) { return mixer.cache(c, layer); });
+  return with_mixer(c, layer, [&](auto mixer) { return mixer.cache(c); });
 }
 
 // Numbers of ranks that divide this number can share a stream; all can, if it is 0.
@@ -63,13 +64,13 @@ template <class M, class T, class A = Accumulator<T>>
 concept Mixer = requires(M m, typename M::Activations& a, const typename M::Chunk& chunk, const StreamRows& at,
                          const KeptParts& kept, Matrix<T> x, const Summary<T>& past, const Summary<A>& dpast,
                          const Layer<A>& g, const SequenceRows& rows, const Config& c, Section<T>& table, Layer<T>& w,
-                         MixerActivations<T>& all) {
-  { M::Description::summary(c, Index()) } -> std::same_as<SummaryShape>;
-  { M::Description::cache(c, Index()) } -> std::same_as<SummaryShape>;
-  { M::Description::divisor(c) } -> std::same_as<Index>;
-  M::Description::parameters(table, w);
+                         MixerActivations<T>& all, const typename M::Description& layer) {
+  { layer.summary(c) } -> std::same_as<SummaryShape>;
+  { layer.cache(c) } -> std::same_as<SummaryShape>;
+  { layer.divisor(c) } -> std::same_as<Index>;
+  layer.parameters(table, w);
   { M::Description::of(all) } -> std::same_as<typename M::Activations&>;
-  M::Description::for_each_activation(c, Index(), a, ForEachMatrix());
+  layer.for_each_activation(c, Index(), a, ForEachMatrix());
   m.summarise(at, x, past);
   m.forward(chunk);
   m.recompute(chunk, kept);

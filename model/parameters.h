@@ -28,6 +28,7 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   if (before && !c.parallel) rows.norm(w.mlp_norm, names.mlp_norm, d, c.norm);
   with_feed_forward(c, l, [&](auto feed_forward) { feed_forward.parameters(rows, w); });
   if (after) rows.norm(w.post_mlp_norm, names.post_mlp_norm, d, Norm::rms);
+  if (c.layer_scale) rows.row(w.scale, names.layer_scale, "", {1, 1}, Init::ones).trained = false;
   return std::move(rows.table);
 }
 

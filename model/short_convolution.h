@@ -27,10 +27,10 @@ struct ConvolutionActivations {
 
 // What the rest of the program must know of a short convolution without computing it.
 struct Convolution {
-  static SummaryShape summary(const Config& c, Index) {
+  static SummaryShape summary(const Config& c) {
     return {.edge = c.convolution_width - 1, .columns = c.hidden, .window = kTile};
   }
-  static SummaryShape cache(const Config& c, Index layer) { return summary(c, layer); }
+  static SummaryShape cache(const Config& c) { return summary(c); }
   static Index divisor(const Config&) { return 0; }  // any number of ranks
 
   template <class T>

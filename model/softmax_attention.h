@@ -26,9 +26,9 @@ namespace streambp {
 struct LayerFrequencies {
   RopeFrequencies keys, queries;
 
-  LayerFrequencies(const Config& c, double theta, const RopeScaling& scaling)
-      : keys(rope_frequencies(c.rotary_dim(), theta, scaling)) {
-    keys.dim = c.head_dim, keys.pairs = c.rope_pairs;
+  LayerFrequencies(const Config& c, double theta, const RopeScaling& scaling, Index head_dim = 0)
+      : keys(rope_frequencies(head_dim > 0 ? head_dim : c.rotary_dim(), theta, scaling)) {
+    keys.dim = head_dim > 0 ? head_dim : c.head_dim, keys.pairs = c.rope_pairs;
     for (double& frequency : keys.values) frequency = c.rope_reversed ? -frequency : frequency;
     queries = keys;
     queries.beta = scaling.query_beta, queries.length = scaling.original_length;
@@ -39,15 +39,15 @@ struct Frequencies {
   LayerFrequencies global, local;
 
   explicit Frequencies(const Config& c)
-      : global(c, c.rope_theta, c.rope_scaling),
+      : global(c, c.rope_theta, c.rope_scaling, c.global_head_dim),
         local(c.local_rope_theta > 0 ? LayerFrequencies(c, c.local_rope_theta, {}) : global) {}
 };
 
 // The activations of a chunk, in the order in which forward computes them.
 template <class T>
 struct AttentionActivations {
-  Matrix<T> k_projected, q_projected;  // before their norms, only where they have one
-  Exchanged<T> q;                      // after RoPE
+  Matrix<T> k_projected, q_projected, v_projected;  // before their norms, only where they have one
+  Exchanged<T> q;                                   // after RoPE
   Exchanged<T> attended;
   Matrix<Accumulator<T>> lse;  // log Σ exp of the attention scores, a column for each of this rank's heads
   Matrix<T> gate, gated;       // only where the model has a gate: attended * σ(gate)
@@ -55,33 +55,36 @@ struct AttentionActivations {
 
 // What the rest of the program must know of softmax attention without computing it.
 struct Attention {
+  AttentionShape shape;
+  bool has_values = true;  // of their own
+
   // In a layer with a window, a block needs K and V of the window before it, and of the tile that holds its first key.
-  static SummaryShape summary(const Config& c, Index layer) {
+  SummaryShape summary(const Config&) const {
     constexpr Index tile_of_keys = 128;
-    if (!c.is_local(layer)) return {.columns = c.kv_width()};
-    return {.columns = c.kv_width(), .window = round_up(c.window + tile_of_keys, kTile)};
+    if (shape.window == 0) return {.columns = shape.kv_width()};
+    return {.columns = shape.kv_width(), .window = round_up(shape.window + tile_of_keys, kTile)};
   }
 
-  static SummaryShape cache(const Config& c, Index layer) { return summary(c, layer); }
+  SummaryShape cache(const Config& c) const { return summary(c); }
   // Numbers of ranks that divide it can share a stream.
-  static Index divisor(const Config& c) { return c.kv_heads; }
+  Index divisor(const Config&) const { return shape.kv_heads; }
 
   template <class T>
-  static void parameters(Section<T>& rows, Layer<T>& w) {
+  void parameters(Section<T>& rows, Layer<T>& w) const {
     const Config& c = rows.c;
     const Modules& names = family_of(c).modules;
-    const Index d = c.hidden, q = c.q_width(), kv = c.kv_width();
+    const Index d = c.hidden, dim = shape.head_dim, q = shape.q_width(), kv = shape.kv_width();
     rows.linear("attention", w.q, names.q, {q, d}, Init::normal, c.qkv_bias);
     if (c.attention_gate) {  // in files, the queries and the gate of each head follow each other
       rows.linear("attention", w.attention_gate, names.q, {q, d}, Init::normal, c.qkv_bias);
-      rows.take_turns(names.q, {c.head_dim, c.head_dim});
+      rows.take_turns(names.q, {dim, dim});
     }
     rows.linear("attention", w.k, names.k, {kv, d}, Init::normal, c.qkv_bias);
-    rows.linear("attention", w.v, names.v, {kv, d}, Init::normal, c.qkv_bias);
+    if (has_values) rows.linear("attention", w.v, names.v, {kv, d}, Init::normal, c.qkv_bias);
     if (c.has_qk_norm()) {
       const bool all = c.qk_norm == QkNorm::all;
-      rows.norm(w.q_norm, names.q_norm, all ? q : c.head_dim, Norm::rms);
-      rows.norm(w.k_norm, names.k_norm, all ? kv : c.head_dim, Norm::rms);
+      rows.norm(w.q_norm, names.q_norm, all ? q : dim, Norm::rms);
+      rows.norm(w.k_norm, names.k_norm, all ? kv : dim, Norm::rms);
     }
     if (c.sinks) rows.row(w.sinks, names.sinks, "", {1, c.heads}, Init::zeros);
     rows.linear("attention", w.o, names.o, {d, q}, Init::residual, c.output_bias);
@@ -92,18 +95,20 @@ struct Attention {
 
   // By part. Calls f(part, matrix, columns, view).
   template <class T, class F>
-  static void for_each_activation(const Config& c, Index ranks, AttentionActivations<T>& a, F&& f) {
+  void for_each_activation(const Config& c, Index ranks, AttentionActivations<T>& a, F&& f) const {
     using enum Part;
+    const Index width = shape.q_width();
     if (c.has_qk_norm()) {
-      f(queries, a.k_projected, c.kv_width(), View::own_rows);
-      f(queries, a.q_projected, c.q_width(), View::own_rows);
+      f(queries, a.k_projected, shape.kv_width(), View::own_rows);
+      f(queries, a.q_projected, width, View::own_rows);
     }
-    f(c.has_qk_norm() ? normed : queries, a.q.heads, c.q_width() / ranks, View::all_rows);
-    f(attention, a.attended.heads, c.q_width() / ranks, View::all_rows);
+    if (c.value_norm && has_values) f(queries, a.v_projected, shape.kv_width(), View::own_rows);
+    f(c.has_qk_norm() ? normed : queries, a.q.heads, width / ranks, View::all_rows);
+    f(attention, a.attended.heads, width / ranks, View::all_rows);
     f(attention, a.lse, c.heads / ranks, View::all_rows);
     if (!c.attention_gate) return;
-    f(queries, a.gate, c.q_width(), View::own_rows);
-    f(attention, a.gated, c.q_width(), View::own_rows);
+    f(queries, a.gate, width, View::own_rows);
+    f(attention, a.gated, width, View::own_rows);
   }
 
   // Call when these matrices have memory.
@@ -130,6 +135,7 @@ class SoftmaxAttention {
         w(weights),
         exchange(dev, sequence),
         shape(c.attention(layer)),
+        has_values(c.has_values(layer)),
         rotates(c.has_rope(layer)),
         norm_after_rope(c.qk_norm == QkNorm::heads_after_rope),
         frequencies(c.is_local(layer) ? frequencies.local : frequencies.global) {
@@ -148,7 +154,9 @@ class SoftmaxAttention {
   // Writes K and V of some rows.
   void summarise(const StreamRows& at, Matrix<T> x, const Summary<T>& past) {
     Activations a;
-    if (c.has_qk_norm()) a.k_projected = matrix(x.rows, c.kv_width());
+    const Index width = w.k.weight.rows;
+    if (c.has_qk_norm()) a.k_projected = matrix(x.rows, width);
+    if (c.value_norm && has_values) a.v_projected = matrix(x.rows, width);
     keys_values(a, past.slice(at.rows), x, at.positions);
   }
 
@@ -172,8 +180,10 @@ class SoftmaxAttention {
 
   // Repeats forward as far as backward needs it, and as far as it is not kept. K and V exist already.
   void recompute(const Chunk& chunk, const KeptParts& kept) {
-    if (c.has_qk_norm() && !kept.have(Part::queries))
+    if (c.has_qk_norm() && !kept.have(Part::queries)) {
       project_one(chunk.a.k_projected, chunk.x, w.keys(), chunk.at.positions, frequencies.keys);
+      if (chunk.a.v_projected) linear(dev, chunk.a.v_projected, chunk.x, w.values());
+    }
     queries(chunk.a, chunk.x, chunk.at.positions, kept);
     attend(chunk, kept);
   }
@@ -200,14 +210,18 @@ class SoftmaxAttention {
       qk_norm_backward(dq, g.q_norm, a.q_projected, w.q_norm);
       qk_norm_backward(dk, g.k_norm, a.k_projected, w.k_norm);
     }
+    if (c.value_norm) qk_norm_backward(dv, {}, values_of(a), {});
+    if (!has_values) add(dev, dk, dv);
     if (norm_after_rope) rotate_queries_back(), rope_backward(dk, dk, chunk.at.positions, frequencies.keys);
     const Matrix<T> dx = matrix(chunk.x.rows, chunk.x.cols);
     if (c.attention_gate) {
       linear_backward(dev, dx, chunk.x, {Back{g.q, dq, w.q}, Back{g.attention_gate, a.gate, w.attention_gate}},
                       Update::assign);
       linear_backward(dev, dx, chunk.x, {Back{g.k, dk, w.k}, Back{g.v, dv, w.v}}, Update::add);
-    } else {
+    } else if (has_values) {
       linear_backward(dev, dx, chunk.x, {Back{g.q, dq, w.q}, Back{g.k, dk, w.k}, Back{g.v, dv, w.v}}, Update::assign);
+    } else {
+      linear_backward(dev, dx, chunk.x, {Back{g.q, dq, w.q}, Back{g.k, dk, w.k}}, Update::assign);
     }
     return dx;
   }
@@ -219,7 +233,8 @@ class SoftmaxAttention {
     const Matrix<T> projected = c.has_qk_norm() ? a.k_projected : k.rows;
     project_one(projected, x, w.keys(), positions, frequencies.keys);
     norm_and_rope(k.rows, projected, w.k_norm, positions, frequencies.keys);
-    linear(dev, v.rows, x, w.values());
+    if (has_values) linear(dev, c.value_norm ? a.v_projected : v.rows, x, w.values());
+    if (c.value_norm) norm(dev, normed_rows(v.rows), qk_norm_input(values_of(a), {}));
     exchange.to_heads(k), exchange.to_heads(v);
   }
   void queries(const Activations& a, Matrix<T> x, Matrix<const std::int32_t> positions,
@@ -318,7 +333,9 @@ class SoftmaxAttention {
     return {normed_rows(x), weights, c.head_norm_style(), x.cols / normed_rows(x).cols};
   }
   // A row for each norm: for each head, or for all heads together.
-  Matrix<T> normed_rows(Matrix<T> x) const { return c.qk_norm == QkNorm::all ? x : x.reshape(c.head_dim); }
+  Matrix<T> normed_rows(Matrix<T> x) const { return c.qk_norm == QkNorm::all ? x : x.reshape(shape.head_dim); }
+  // Values before their norm.
+  Matrix<T> values_of(const Activations& a) const { return has_values ? a.v_projected : a.k_projected; }
 
   template <class U>
   void rope_backward(Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions, const RopeFrequencies& f) {
@@ -334,8 +351,9 @@ class SoftmaxAttention {
   const Config& c;
   const Layer<T>& w;
   HeadExchange<Device> exchange;
-  AttentionShape shape;  // of this rank's heads
-  const bool rotates;    // by RoPE
+  AttentionShape shape;   // of this rank's heads
+  const bool has_values;  // of their own
+  const bool rotates;     // by RoPE
   const bool norm_after_rope;
   const LayerFrequencies& frequencies;
 };

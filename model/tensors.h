@@ -72,6 +72,7 @@ struct Layer {
   Matrix<T> dt_bias;
   NormWeights<Accumulator<T>> output_norm;
   MixtureWeights<T> routed, shared;  // experts
+  Matrix<T> scale;                   // of the layer's output
 
   // Where q, k and v are one tensor in files, as in GPT-2 and in Qwen3.5's delta rules, their adapters share q's a; so do q
   // and attention's gate in Qwen3.5, z in Qwen3-Next, gate and up in Phi-3, and b, c and x of a convolution.

@@ -66,7 +66,8 @@ struct LayerKind {
 // normed, or the norm is that of all heads. In some models, what a head attended is multiplied by a gate before o_h.
 inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenBatch& batch, const Layer<Number>& w,
                        Array x) {
-  auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
+  const AttentionShape shape = c.attention(tape.layer);
+  auto head = [&](Array a, Index h) { return columns(a, h * shape.head_dim, shape.head_dim); };
   auto norm_and_rope = [&](Array y, Array norm_weight, double beta, bool rotates) {
     if (c.qk_norm == QkNorm::heads) y = norm(tape, c, Norm::rms, y, norm_weight);
     if (kind.rotates && rotates) y = rope(tape, c, kind.local, batch.positions, y, beta);
@@ -77,11 +78,11 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
   Array k = linear(tape, x, w.keys());
   if (c.qk_norm == QkNorm::all) q = norm(tape, c, Norm::rms, q, w.q_norm.weight);
   if (c.qk_norm == QkNorm::all) k = norm(tape, c, Norm::rms, k, w.k_norm.weight);
-  const Array v = branch(tape, "branch-values", linear(tape, x, w.values()));
+  const Array v = branch(tape, "branch-values", c.has_values(tape.layer) ? linear(tape, x, w.values()) : k);
   Array sum = tape.zeros(x.rows, c.hidden), gate;
   if (c.attention_gate && tape.wrong.gates_attention) gate = sigmoid(tape, linear(tape, x, w.gate_of_attention()));
   for (Index h = 0; h < c.heads; ++h) {
-    const Index shared = tape.wrong.heads_in_turn ? h % c.kv_heads : h / (c.heads / c.kv_heads);
+    const Index shared = tape.wrong.heads_in_turn ? h % shape.kv_heads : h / shape.group();
     const Array q_h =
         branch(tape, "branch-queries",
                norm_and_rope(head(q, h), w.q_norm.weight, c.rope_scaling.query_beta, tape.wrong.rotates_queries));
@@ -91,7 +92,9 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
     if (c.score_cap > 0) s = soft_cap(tape, s, c.score_cap * score_root(c));
     const bool sinks = c.sinks && tape.wrong.sinks != Wrong::Sinks::missing;
     const Array p = attention_softmax(tape, c, kind.local, batch, s, sinks ? columns(w.sinks, h, 1) : Array());
-    Array attended = product(tape, p, head(v, shared));
+    Array v_h = head(v, shared);
+    if (c.value_norm) v_h = standardise(tape, Norm::rms, c.norm_eps, v_h);
+    Array attended = product(tape, p, v_h);
     if (gate.rows) attended = multiply(tape, attended, head(gate, h));
     sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));
     if (w.o.adapter.b) sum = add_adapter(tape, sum, attended, head(w.o.adapter.a, h), w.o.adapter);
@@ -244,7 +247,8 @@ inline Array layer(Tape& tape, const Config& c, LayerKind kind, const TokenBatch
   const Array input = c.parallel ? x_norm : own_norm();
   Array y = kind.experts ? experts(tape, c, w, input) : mlp(tape, c, w, input);
   if (after) y = norm(tape, c, c.norm, y, w.post_mlp_norm.weight);
-  return add(tape, branch(tape, "branch-mlp-skip", h), scaled(branch(tape, "branch-mlp", y)));
+  y = add(tape, branch(tape, "branch-mlp-skip", h), scaled(branch(tape, "branch-mlp", y)));
+  return c.layer_scale ? multiply(tape, y, {w.scale.data, y.rows, y.cols, 0, 0}) : y;
 }
 
 // The logits of every token: N x vocab.

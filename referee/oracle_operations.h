@@ -196,13 +196,14 @@ inline Array standardise(Tape& tape, Norm kind, double epsilon, Array x) {
 // Dynamic NTK has a larger θ if the longest document has n > L tokens: log θ grows by log(1 + factor (n / L - 1)) times
 // dim / (dim - 2), so that the slowest pair is as slow as if it were divided.
 // Local layers with their own θ are not scaled.
-inline double rope_frequency(const Config& c, bool local, Index i) {
-  const double dim = static_cast<double>(c.rotary_dim()), pair = static_cast<double>(i);
+inline double rope_frequency(const Config& c, bool local, Index i, Index pairs) {
+  const double dim = 2 * static_cast<double>(pairs), pair = static_cast<double>(i);
   if (local && c.local_rope_theta > 0) return std::pow(c.local_rope_theta, -2 * pair / dim);
   const double f = std::pow(c.rope_theta, -2 * pair / dim);
   const RopeScaling& r = c.rope_scaling;
   const double n = static_cast<double>(r.longest);
   if (r.type == RopeType::plain) return f;
+  if (r.type == RopeType::proportional) return pair < std::floor(r.share * static_cast<double>(pairs)) ? f : 0;
   if (r.type == RopeType::dynamic) {
     const double growth = n > r.original_length ? std::log(1 + r.factor * (n / r.original_length - 1)) : 0;
     return std::exp(-2 * pair / dim * (std::log(c.rope_theta) + growth * dim / (dim - 2)));
@@ -234,7 +235,8 @@ inline double rope_frequency(const Config& c, bool local, Index i) {
 inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std::int32_t>& positions, Array x,
                   double beta = 0) {
   const Array y = tape.zeros(x.rows, x.cols);
-  const Index half = c.rotary_dim() / 2;
+  const bool wide = c.global_head_dim > 0 && !local;
+  const Index half = wide ? c.global_head_dim / 2 : c.rotary_dim() / 2;
   const int turn = c.rope_reversed ? -1 : 1;
   const auto first = [=, &c](Index i) { return c.rope_pairs == RopePairs::interleaved ? 2 * i : i; };
   const auto second = [=, &c](Index i) { return c.rope_pairs == RopePairs::interleaved ? 2 * i + 1 : i + half; };
@@ -244,7 +246,7 @@ inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std
   };
   for (Index t = 0; t < x.rows; ++t) {
     for (Index i = 0; i < half; ++i) {
-      const double alpha = turn * positions[t] * rope_frequency(c, local, i), m = m_at(positions[t]);
+      const double alpha = turn * positions[t] * rope_frequency(c, local, i, half), m = m_at(positions[t]);
       const double a = x(t, first(i)).value, b = x(t, second(i)).value;
       y(t, first(i)).value = m * (a * std::cos(alpha) - b * std::sin(alpha));
       y(t, second(i)).value = m * (a * std::sin(alpha) + b * std::cos(alpha));
@@ -254,7 +256,7 @@ inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std
   tape.on_the_way_back([=] {
     for (Index t = 0; t < x.rows; ++t) {
       for (Index i = 0; i < half; ++i) {
-        const double alpha = turn * positions[t] * rope_frequency(c, local, i), m = m_at(positions[t]);
+        const double alpha = turn * positions[t] * rope_frequency(c, local, i, half), m = m_at(positions[t]);
         const double da = y(t, first(i)).grad, db = y(t, second(i)).grad;
         x(t, first(i)).grad += m * (da * std::cos(alpha) + db * std::sin(alpha));
         x(t, second(i)).grad += m * (-da * std::sin(alpha) + db * std::cos(alpha));

@@ -16,13 +16,14 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 # Their names in model_type, where these are not those of the classes in lower case.
 FAMILIES = [
-    "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Granite", "GraniteMoe", "GraniteMoeHybrid",
+    "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Gemma4", "Glm", "Glm4", "Granite", "GraniteMoe", "GraniteMoeHybrid",
     "Helium", "HunYuanDenseV1", "Lfm2", "Lfm2Moe", "Llama", "Ministral", "Ministral3", "Mistral", "Mixtral", "NanoChat", "Olmo2", "Olmo3", "OlmoHybrid", "Olmoe", "Phi3", "Qwen2",
     "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "Starcoder2", "GraniteSWA", "GptOss",
 ]  # fmt: skip
-TYPES = {"Gemma3": "gemma3_text", "GptOss": "gpt_oss", "GraniteSWA": "granite_swa", "HunYuanDenseV1": "hunyuan_v1_dense", "Lfm2Moe": "lfm2_moe", "OlmoHybrid": "olmo_hybrid", "Qwen3Moe": "qwen3_moe",
+TYPES = {"Gemma3": "gemma3_text", "Gemma4": "gemma4_text", "GptOss": "gpt_oss", "GraniteSWA": "granite_swa", "HunYuanDenseV1": "hunyuan_v1_dense", "Lfm2Moe": "lfm2_moe", "OlmoHybrid": "olmo_hybrid", "Qwen3Moe": "qwen3_moe",
          "Qwen3Next": "qwen3_next", "Qwen3_5": "qwen3_5_text", "Qwen3_5Moe": "qwen3_5_moe_text", "SeedOss": "seed_oss"}
 ACTIVATIONS = {"Arcee": "relu2", "Gemma": "gelu", "Gemma2": "gelu_pytorch_tanh", "Gemma3": "gelu_pytorch_tanh",
+               "Gemma4": "gelu_pytorch_tanh",
                "NanoChat": "relu2", "Starcoder2": "gelu_pytorch_tanh"}  # fmt: skip
 EPSILONS = {"Cohere": "layer_norm_eps", "Cohere2": "layer_norm_eps", "Lfm2": "norm_eps", "Lfm2Moe": "norm_eps", "Starcoder2": "norm_epsilon"}
 ONE_PLUS = ("gemma", "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # their norms multiply by 1 + weight
@@ -56,7 +57,7 @@ def gpt2(vocab, hidden, heads, mlp):
 
 def llama_like(family, vocab, hidden, heads, kv_heads, mlp, **more):
     return {
-        **({} if family in ("Lfm2", "Lfm2Moe") else {"hidden_activation" if family in ("Gemma2", "Gemma3") else "hidden_act": ACTIVATIONS.get(family, "silu")}),
+        **({} if family in ("Lfm2", "Lfm2Moe") else {"hidden_activation" if family in ("Gemma2", "Gemma3", "Gemma4") else "hidden_act": ACTIVATIONS.get(family, "silu")}),
         "architectures": [family + "ForCausalLM"],
         "hidden_size": hidden,
         "intermediate_size": mlp,
@@ -116,14 +117,17 @@ def make_model(config, random):
                 reach_clamps(parameter)
             if name.endswith("sinks"):  # the first head attends to nothing, the second as if it had no sink
                 parameter[:2] = torch.tensor([30, -30])
-        for name, bias in buffers_of(model).items():  # everyone chooses the first expert, and nobody the last
-            bias.copy_(torch.linspace(2, -2, len(bias)))
+        for name, buffer in buffers_of(model).items():
+            if name.endswith("expert_bias"):  # everyone chooses the first expert, and nobody the last
+                buffer.copy_(torch.linspace(2, -2, len(buffer)))
+            else:
+                buffer.fill_(0.75 if ".0." in name else 1.25)
     return model
 
 
 def buffers_of(model):
     """Those that are part of the model, and not trained."""
-    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias")}
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(("expert_bias", "layer_scalar"))}
 
 
 def stretch_routes(name, parameter):
@@ -215,10 +219,11 @@ def check_norm(model, config):
 def check_rope(model, config, length):
     """Compares RoPE's cosines and sines with their formula in plain Python floats."""
     rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})}
-    if config["model_type"] in ("gemma3_text", "olmo3"):
+    if config["model_type"] in ("gemma3_text", "gemma4_text", "olmo3"):
         local = rope.get("sliding_attention") or {"rope_theta": config.get("rope_local_base_freq", rope.get("rope_theta"))}
         check_turns(model, config, local, length, layer_type=["sliding_attention"])
-        check_turns(model, config, rope.get("full_attention", rope), length, layer_type=["full_attention"])
+        wide = config | {"head_dim": config.get("global_head_dim") or config.get("head_dim")}
+        check_turns(model, wide, rope.get("full_attention", rope), length, layer_type=["full_attention"])
     else:
         check_turns(model, config, rope, length)
 
@@ -247,15 +252,19 @@ def rope_of(model):
 
 def check_turns(model, config, rope, length, layer_type=()):
     dim, scale = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"], 1
-    dim = int(dim * rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1)))
     kind, theta = rope.get("rope_type", rope.get("type")), rope["rope_theta"]
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
+    if kind != "proportional":
+        dim = int(dim * share)
     if "alpha" in rope:
         kind, theta = "default", theta * rope["alpha"] ** (dim / (dim - 2))
     if kind == "dynamic" and length > config["max_position_embeddings"]:
         stretch = rope["factor"] * length / config["max_position_embeddings"] - rope["factor"] + 1
         theta *= stretch ** (dim / (dim - 2))
     frequencies = [theta ** (-2 * i / dim) for i in range(dim // 2)]
-    if kind == "llama3":
+    if kind == "proportional":
+        frequencies = [f if i < int(share * dim // 2) else 0 for i, f in enumerate(frequencies)]
+    elif kind == "llama3":
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
         turns = [rope["original_max_position_embeddings"] * f / (2 * math.pi) for f in frequencies]
         keep = [min(max((t - low) / (high - low), 0), 1) for t in turns]

@@ -138,6 +138,22 @@ CASES = {
         layer_types=["full_attention", "sliding_attention"],
         rope_parameters={"full_attention": {"rope_theta": 500.0, **LINEAR_ROPE},
                          "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}}),
+    # The published form: global layers have wider heads, of which a share turns, and keys for values.
+    "gemma4": case(
+        [23, 2, 17], "Gemma4", vocab=53, hidden=24, heads=4, kv_heads=2, mlp=36, head_dim=10, global_head_dim=16,
+        num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=6, final_logit_softcapping=3.0, pad_token_id=None,
+        layer_types=["sliding_attention", "full_attention"], use_bidirectional_attention="vision", num_kv_shared_layers=0,
+        hidden_size_per_layer_input=0, vocab_size_per_layer_input=53, enable_moe_block=False, num_experts=None, top_k_experts=None,
+        moe_intermediate_size=None, use_double_wide_mlp=False, attention_bias=False, tie_word_embeddings=True,
+        rope_parameters={"full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 500.0, "rope_type": "proportional"},
+                         "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}}),
+    # Values of their own in all layers.
+    "gemma4_values": case(
+        [19, 8], "Gemma4", vocab=41, hidden=20, heads=2, kv_heads=1, mlp=28, head_dim=6, global_head_dim=8, attention_k_eq_v=False,
+        sliding_window=5, final_logit_softcapping=None, pad_token_id=None, layer_types=["sliding_attention", "full_attention"],
+        hidden_size_per_layer_input=0, attention_bias=False, tie_word_embeddings=False,
+        rope_parameters={"full_attention": {"partial_rotary_factor": 0.5, "rope_theta": 300.0, "rope_type": "proportional"},
+                         "sliding_attention": {"rope_theta": 60.0, "rope_type": "default"}}),
     # Two layers: a local and a global one. Scores and logits reach the bend of their caps.
     "gemma2": case(
         [23, 3, 16], "Gemma2", vocab=47, hidden=24, heads=4, kv_heads=2, mlp=36, head_dim=10, rope_theta=300.0,

@@ -19,7 +19,7 @@ INSTANTIATE_TEST_SUITE_P(Operations, AttentionOperation,
                          testing::Values(AttentionCase{2, 2, 8, 0, {50}}, AttentionCase{6, 2, 5, 0, {300}},
                                          AttentionCase{3, 1, 7, 0, {1, 127, 128, 2, 90}},
                                          AttentionCase{4, 4, 3, 17, {280, 40}, 0.7}, AttentionCase{2, 1, 6, 1, {140}},
-                                         AttentionCase{2, 1, 4, 150, {400}},
+                                         AttentionCase{2, 1, 4, 150, {400}}, AttentionCase{1, 1, 260, 3, {6, 2}},
                                          AttentionCase{4, 2, 6, 30, {150, 40}, 1.5, 2.5}));
 
 TEST_P(AttentionOperation, MatchesItsFormulaForwardAndBackward) {

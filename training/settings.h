@@ -81,7 +81,8 @@ inline Index default_chunk(const StepSettings& s) {
 // Chosen so that logits, which are never bfloat16, take about as much memory as the activations of a chunk; at least one
 // tile.
 inline Index head_chunk_for(const Config& c, Index chunk, Index tile, DType dtype) {
-  const Index width = 5 * c.hidden + 4 * c.q_width() + (c.gated() ? 4 : 3) * c.mlp;
+  const Index width =
+      5 * c.hidden + 4 * c.heads * std::max(c.head_dim, c.global_head_dim) + (c.gated() ? 4 : 3) * c.mlp;
   const Index logits = dtype == DType::bf16 ? 2 * c.vocab : c.vocab;
   return std::min(chunk, std::max(chunk * width / logits / tile * tile, tile));
 }

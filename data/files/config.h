@@ -123,6 +123,25 @@ inline void read_thetas(const Fields& f, Config& c) {
           ": \"layer_rope_theta\": RoPE that is scaled is supported with one theta only");
 }
 
+// The heads of global layers; transformers 5 may list them for each of these layers.
+inline void read_global_heads(const Fields& f, Config& c) {
+  if (!c.keys_are_values) c.global_kv_heads = c.kv_heads;
+  if (!f.has("per_layer_config")) return;
+  const Fields layers = f.object("per_layer_config");
+  std::optional<std::pair<Index, Index>> heads;
+  for (Index l = 0; l < c.layers; ++l) {
+    const std::string number = std::to_string(l);
+    if (c.is_local(l) || !layers.has(number.c_str())) continue;
+    const Fields layer = layers.object(number.c_str());
+    const std::pair own(layer.get<Index>("head_dim", c.head_dim), layer.get<Index>("num_key_value_heads", c.kv_heads));
+    layer.refuse_others([](const std::string&) { return false; });
+    require(!heads || heads == own, layer.file, ": heads are not those of the other global layers");
+    heads = own;
+  }
+  layers.refuse_others([](const std::string&) { return false; });
+  if (heads) std::tie(c.global_head_dim, c.global_kv_heads) = *heads;
+}
+
 // Whether a file says, by a null, that no layer has RoPE.
 inline bool says_no_theta(const Json& json) {
   const Json rope = json.value("rope_parameters", Json::object()), theta = json.value("rope_theta", Json(0));
@@ -248,8 +267,6 @@ inline Json written_value(const Field& field, const Config& c) {
 // Why well-known models of other types are refused.
 inline std::string reason_against(const std::string& type) {
   static const std::map<std::string, std::set<std::string>> reasons = {
-      {"their global layers have heads of 512 (attention supports 256); some have per-layer embeddings and shared K, V",
-       {"gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"}},
       {"they have per-layer embeddings and shared keys and values", {"gemma3n", "gemma3n_text"}},
       {"they are mixtures of experts of another kind",
        {"dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "jetmoe", "kimi_k2", "llama4", "llama4_text",
@@ -299,6 +316,7 @@ inline Config config_from_json(const Json& json, const std::string& file, const 
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, *found, c);
   if (found->theta_by_layer) read_thetas(f, c);
+  if (found->defaults.global_head_dim > 0) read_global_heads(f, c);
   if (found->rope_by_theta && says_no_theta(json)) c.without_rope.assign(static_cast<std::size_t>(c.layers), true);
   read_base(f, c, root);
   for (const char* name : {"is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"}) f.only(name, false);
@@ -337,7 +355,7 @@ inline Json config_to_json(const Config& c) {
   for (const bool without :
        family.local_rope || family.rope_by_theta || family.theta_by_layer ? std::vector<bool>() : c.without_rope)
     json["no_rope_layers"].push_back(without ? 0 : 1);
-  write_rope(json, c.rope_scaling);
+  write_rope(json, c);
   return json;
 }
 

@@ -29,13 +29,15 @@ inline const std::vector<RopeKind>& rope_kinds() {
                           high = {"high_freq_factor", &RopeScaling::high_freq_factor},
                           fast = {"beta_fast", &RopeScaling::beta_fast, false},
                           slow = {"beta_slow", &RopeScaling::beta_slow, false},
-                          attention = {"attention_factor", &RopeScaling::attention_factor, false};
+                          attention = {"attention_factor", &RopeScaling::attention_factor, false},
+                          share = {"partial_rotary_factor", &RopeScaling::share, false};
   static const std::vector<RopeKind> kinds = {{"default", RopeType::plain, {}},
                                               {"linear", RopeType::linear, {factor}},
                                               {"dynamic", RopeType::dynamic, {factor}},
                                               {"llama3", RopeType::llama3, {factor, length, low, high}},
                                               {"yarn", RopeType::yarn, {factor, length, fast, slow, attention}},
-                                              {"longrope", RopeType::longrope, {factor, length, attention}}};
+                                              {"longrope", RopeType::longrope, {factor, length, attention}},
+                                              {"proportional", RopeType::proportional, {share}}};
   return kinds;
 }
 
@@ -67,14 +69,14 @@ inline void read_longrope(const Fields& s, const Fields& f, const Config& c, Rop
 
 // RoPE scaling: an object of the configuration `f`, which may also hold theta.
 inline RopeScaling read_rope_scaling(const Fields& s, const Fields& f, const Config& c) {
-  s.only("partial_rotary_factor", c.rotary_share);
   // Qwen's RoPE has three positions (time, height, width) for images. Those of text are equal, so it is plain RoPE.
   const bool interleaved = s.has("mrope_interleaved"), sections = s.has("mrope_section") || interleaved;
   const auto old_name = s.get<std::string>("type", "default");
   const auto given = s.get<std::string>("rope_type", old_name), name = sections && given == "mrope" ? "default" : given;
   const auto kind = std::ranges::find(rope_kinds(), name, &RopeKind::name);
   require(kind != rope_kinds().end(), s.file, ": RoPE scaling of type ", quote(name),
-          " is not supported; default, linear, dynamic, llama3, yarn and longrope are");
+          " is not supported; default, linear, dynamic, llama3, yarn, longrope and proportional are");
+  if (kind->type != RopeType::proportional) s.only("partial_rotary_factor", c.rotary_share);
   RopeScaling scaling;
   scaling.type = kind->type;
   if (scaling.type == RopeType::yarn) scaling.attention_factor = yarn_attention_factor(s);
@@ -159,8 +161,18 @@ inline void read_rope(const Fields& f, const ModelFamily& family, Config& c) {
   }
 }
 
-inline void write_rope(Json& json, const RopeScaling& s) {
+inline void write_rope(Json& json, const Config& c) {
+  const RopeScaling& s = c.rope_scaling;
   if (s.type == RopeType::plain) return;
+  if (s.type == RopeType::proportional) {
+    const auto of_layers = [](const char* type, double theta) {
+      return Json{{"rope_type", type}, {"rope_theta", theta}};
+    };
+    json["rope_parameters"] = {{"full_attention", of_layers("proportional", c.rope_theta)},
+                               {"sliding_attention", of_layers("default", c.local_rope_theta)}};
+    json["rope_parameters"]["full_attention"]["partial_rotary_factor"] = s.share;
+    return;
+  }
   const RopeKind& kind = *std::ranges::find(rope_kinds(), s.type, &RopeKind::type);
   Json& rope = json["rope_scaling"] = {{"rope_type", kind.name}};
   for (const RopeNumber& number : kind.numbers) rope[number.name] = s.*number.member;

@@ -9,6 +9,7 @@
 namespace streambp {
 
 inline double theta_of_rope(const Config& c) { return c.rope_theta; }
+inline double key_value_heads(const Config& c) { return static_cast<double>(c.kv_heads); }
 
 // --- In what some published models differ from their family ---
 
@@ -18,6 +19,7 @@ inline const RopeScaling kExaone4Rope = {.type = RopeType::llama3, .factor = 16,
 const double kHunyuanTheta = 1e4 * std::pow(1000, 128 / 126.0);
 inline void without_qkv_bias(Config& c) { c.qkv_bias = false; }
 inline void granite_8b(Config& c) { c.score_scale = 1.0 / 128, c.logit_scale = 1.0 / 16; }
+inline void gemma4_31b(Config& c) { c.global_kv_heads = 4, c.window = 1024, c.logit_cap = 30; }
 inline void score_scale_12th(Config& c) { c.score_scale = 1.0 / 12; }
 inline void all_global(Config& c) { c.window = 0, c.local.assign(c.local.size(), false), c.without_rope.clear(); }
 inline void logit_scale_8th(Config& c) { c.logit_scale = 0.125; }
@@ -86,6 +88,30 @@ inline ModelFamily gemma3() {
                   .post_mlp_norm = "post_feedforward_layernorm"},
       .published = {{"gemma-3-270m", {262144,  640, 18, 4, 1, 256, 2048, 32768, true}},
                     {"gemma-3-1b",   {262144, 1152, 26, 4, 1, 256, 6912, 32768, true}}}};
+}
+
+// As Gemma 3, but norms multiply by their weight, values have a norm, too, and global layers have wider heads and may have
+// keys for values. Layers scale their output.
+inline ModelFamily gemma4() {
+  ModelFamily f = gemma3();
+  f.name = "gemma4", f.type = "gemma4_text", f.architecture = "Gemma4ForCausalLM";
+  Config& c = f.defaults;
+  c.norm_offset = 0, c.score_scale = 1, c.rope_scaling = {.type = RopeType::proportional, .share = 0.25};
+  c.global_head_dim = 512, c.value_norm = c.keys_are_values = c.layer_scale = true;
+  f.fields = with_changes(f.fields, {
+      {"vocab_size", &Config::vocab, 262144},
+      {"rope_theta", Ignored{}}, {"rope_local_base_freq", Ignored{}}, {"query_pre_attn_scalar", Ignored{}},
+      {"global_head_dim", &Config::global_head_dim, 512},
+      {"num_global_key_value_heads", &Config::global_kv_heads, Formula{"num_key_value_heads", key_value_heads}},
+      {"attention_k_eq_v", &Config::keys_are_values, false},
+      {"hidden_size_per_layer_input", Needed{}, 0}, {"vocab_size_per_layer_input", Ignored{}},
+      {"num_kv_shared_layers", Only{}, 0}, {"use_double_wide_mlp", Only{}, false}, {"enable_moe_block", Only{}, false},
+      {"num_experts", Ignored{}}, {"top_k_experts", Ignored{}}, {"moe_intermediate_size", Ignored{}},
+      {"use_bidirectional_attention", Either{"vision"}, false}});
+  f.usual_window = 512;
+  f.modules.layer_scale = "layer_scalar";
+  f.published = {{"gemma-4-31b", {262144, 5376, 60, 32, 16, 256, 21504, 262144, true}, 0, c.rope_scaling, gemma4_31b}};
+  return f;
 }
 
 // Norms follow the branches instead of preceding them; queries and keys have a norm over all heads.
