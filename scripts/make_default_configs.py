@@ -16,6 +16,7 @@ from golden import MODELS
 OUT = Path(__file__).resolve().parents[1] / "tests" / "golden" / "default_configs.json"
 # Where transformers' defaults are another kind of model, with experts and Mamba layers, or no model at all.
 CHANGES = {
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
     "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 32, "position_embedding_type": "rope"},
     "hunyuan_v1_dense": {"head_dim": 128},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},

@@ -324,12 +324,13 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
   };
   const std::vector<std::pair<Json, const char*>> patches = {
       {{{"model_type", "unknown"}}, "\"unknown\" are not supported; arcee, aya_vision"},
-      {{{"model_type", "deepseek_v3"}}, "mixtures of experts of another kind"},
+      {{{"model_type", "deepseek_v3"}}, "latent vectors"},
       {{{"model_type", "gpt_oss"}, {"swiglu_limit", 5}}, "swiglu_limit"},
       {{{"model_type", "mixtral"}, {"num_local_experts", 4}, {"num_experts_per_tok", 5}},
        "cannot choose 5 of 4 experts"},
       {{{"model_type", "qwen3_moe"}, {"mlp_only_layers", {1}}}, "mlp_only_layers"},
-      {{{"model_type", "gemma4_text"}}, "heads of 512"},
+      {{{"model_type", "gemma4_text"}}, "per-layer embeddings"},
+      {{{"model_type", "gemma4_text"}, {"hidden_size_per_layer_input", 0}, {"enable_moe_block", true}}, "26B-A4B"},
       {{{"model_type", "gemma2"}, {"hidden_act", nullptr}, {"attn_logit_softcapping", -1}}, "positive or null"},
       {{{"model_type", "gemma2"}, {"hidden_act", nullptr}, {"attn_logit_softcapping", 0}}, "positive or null"},
       {{{"model_type", "gemma2"}, {"hidden_act", nullptr}, {"attn_logit_softcapping", 2000}}, "soft caps"},

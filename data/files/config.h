@@ -123,6 +123,14 @@ inline void read_thetas(const Fields& f, Config& c) {
           ": \"layer_rope_theta\": RoPE that is scaled is supported with one theta only");
 }
 
+inline void refuse_other_gemmas(const Fields& f) {
+  require(f.get<Index>("hidden_size_per_layer_input", 256) == 0, f.file, ": models with per-layer embeddings, such as ",
+          "Gemma 4 E2B and E4B, are not supported; Gemma 4 12B and 31B, and Gemma 3, are");
+  require(!f.get<bool>("enable_moe_block", false), f.file,
+          ": models with experts beside a dense feed-forward, such as ",
+          "Gemma 4 26B-A4B, are not supported; Gemma 4 12B and 31B are, and Qwen3-30B-A3B");
+}
+
 // The heads of global layers; transformers 5 may list them for each of these layers.
 inline void read_global_heads(const Fields& f, Config& c) {
   if (!c.keys_are_values) c.global_kv_heads = c.kv_heads;
@@ -264,19 +272,32 @@ inline Json written_value(const Field& field, const Config& c) {
   return std::visit(value, field.meaning);
 }
 
-// Why well-known models of other types are refused.
+// Why well-known models of other types are refused, and what is nearest.
 inline std::string reason_against(const std::string& type) {
-  static const std::map<std::string, std::set<std::string>> reasons = {
-      {"they have per-layer embeddings and shared keys and values", {"gemma3n", "gemma3n_text"}},
-      {"they are mixtures of experts of another kind",
-       {"dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "jetmoe", "kimi_k2", "llama4", "llama4_text",
-        "minimax", "minimax_m2"}},
-      {"they have state spaces, or another kind of linear attention",
+  static const struct {
+    const char* reason;
+    std::set<std::string> types;
+  } all[] = {
+      {"they have per-layer embeddings and shared keys and values; gemma3 and gemma4 are supported",
+       {"gemma3n", "gemma3n_text"}},
+      {"their attention reads latent vectors (MLA); qwen3_moe, gpt_oss and ministral3 are supported",
+       {"deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm4_moe_lite", "kimi_k2", "mistral4"}},
+      {"they are mixtures of experts of another kind; mixtral, qwen3_moe, olmoe and gpt_oss are supported",
+       {"dbrx", "dots1", "glm4_moe", "jetmoe", "llama4", "llama4_text", "minimax", "minimax_m2"}},
+      {"they have state spaces, or another kind of linear attention; qwen3_5, olmo_hybrid and lfm2 are supported",
        {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h",
-        "recurrent_gemma", "rwkv", "zamba2"}}};
-  for (const auto& [reason, types] : reasons)
+        "recurrent_gemma", "rwkv", "zamba2"}},
+      {"their activation, xIELU, has numbers that are trained; llama and qwen3 are supported", {"apertus"}},
+      {"their adapters for images and speech are parts of the text model; phi3 is supported, which Phi-4-mini is",
+       {"phi4_multimodal"}},
+      {"their text model rotates queries and keys by three positions, in pairs; glm4 and qwen3_vl are supported",
+       {"glm4v", "glm4v_text"}},
+      {"the text model alone is supported; save it in transformers (model.language_model)", {"lfm2_vl", "llava_next"}}};
+  for (const auto& [reason, types] : all)
     if (types.contains(type)) return reason;
-  return type.find("moe") != type.npos ? "they are mixtures of experts of another kind" : "";
+  return type.find("moe") != type.npos
+             ? "they are mixtures of experts of another kind; qwen3_moe and gpt_oss are supported"
+             : "";
 }
 
 inline Config config_from_json(const Json& json, const std::string& file, const std::string& root = "") {
@@ -301,6 +322,7 @@ inline Config config_from_json(const Json& json, const std::string& file, const 
     fail(file, ": the architecture ", shown(json.at("architectures")), " is not supported; ", type,
          " models must have [", quote(found->architecture), "]");
   }
+  if (found->defaults.global_head_dim > 0) refuse_other_gemmas(f);
   Config c = found->defaults;
   c.family = found->name, c.window = 0;
   for (const Field& field : found->fields) read_field(f, field, c);

@@ -19,11 +19,14 @@ struct Tower {
 };
 // clang-format off
 inline constexpr const char
+    *kGemma4Unified = R"({"hidden_size_per_layer_input": 0, "sliding_window": 1024, "use_bidirectional_attention": "vision"})",
     *kQwen2 = R"({"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80})",
     *kLlama = R"({"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
                   "vocab_size": 32000, "max_position_embeddings": 2048})";
 inline constexpr Tower kTowers[] = {
     {"gemma3",          "Gemma3ForConditionalGeneration",         "gemma3_text"},
+    {"gemma4",          "Gemma4ForConditionalGeneration",         "gemma4_text"},
+    {"gemma4_unified",  "Gemma4UnifiedForConditionalGeneration",  "gemma4_text", kGemma4Unified},
     {"mistral3",        "Mistral3ForConditionalGeneration",       "mistral"},
     {"qwen2_vl",        "Qwen2VLForConditionalGeneration",        "qwen2", kQwen2, "model.language_model.", true},
     {"qwen2_5_vl",      "Qwen2_5_VLForConditionalGeneration",     "qwen2", kQwen2, "model.language_model.", true},

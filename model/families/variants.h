@@ -20,6 +20,7 @@ const double kHunyuanTheta = 1e4 * std::pow(1000, 128 / 126.0);
 inline void without_qkv_bias(Config& c) { c.qkv_bias = false; }
 inline void granite_8b(Config& c) { c.score_scale = 1.0 / 128, c.logit_scale = 1.0 / 16; }
 inline void gemma4_31b(Config& c) { c.global_kv_heads = 4, c.window = 1024, c.logit_cap = 30; }
+inline void gemma4_12b(Config& c) { gemma4_31b(c), c.global_kv_heads = 1; }
 inline void score_scale_12th(Config& c) { c.score_scale = 1.0 / 12; }
 inline void all_global(Config& c) { c.window = 0, c.local.assign(c.local.size(), false), c.without_rope.clear(); }
 inline void logit_scale_8th(Config& c) { c.logit_scale = 0.125; }
@@ -104,13 +105,14 @@ inline ModelFamily gemma4() {
       {"global_head_dim", &Config::global_head_dim, 512},
       {"num_global_key_value_heads", &Config::global_kv_heads, Formula{"num_key_value_heads", key_value_heads}},
       {"attention_k_eq_v", &Config::keys_are_values, false},
-      {"hidden_size_per_layer_input", Needed{}, 0}, {"vocab_size_per_layer_input", Ignored{}},
-      {"num_kv_shared_layers", Only{}, 0}, {"use_double_wide_mlp", Only{}, false}, {"enable_moe_block", Only{}, false},
+      {"hidden_size_per_layer_input", Ignored{}}, {"vocab_size_per_layer_input", Ignored{}},  // data/files/config.h
+      {"num_kv_shared_layers", Only{}, 0}, {"use_double_wide_mlp", Only{}, false}, {"enable_moe_block", Ignored{}},
       {"num_experts", Ignored{}}, {"top_k_experts", Ignored{}}, {"moe_intermediate_size", Ignored{}},
       {"use_bidirectional_attention", Either{"vision"}, false}});
   f.usual_window = 512;
   f.modules.layer_scale = "layer_scalar";
-  f.published = {{"gemma-4-31b", {262144, 5376, 60, 32, 16, 256, 21504, 262144, true}, 0, c.rope_scaling, gemma4_31b}};
+  f.published = {{"gemma-4-12b", {262144, 3840, 48, 16,  8, 256, 15360, 262144, true}, 0, c.rope_scaling, gemma4_12b},
+                 {"gemma-4-31b", {262144, 5376, 60, 32, 16, 256, 21504, 262144, true}, 0, c.rope_scaling, gemma4_31b}};
   return f;
 }
 
