@@ -24,7 +24,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers import (
-    ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config, GptOssConfig,
+    ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config, GptOssConfig,
     GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, GraniteSWAConfig, HeliumConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
     MixtralConfig, NanoChatConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OlmoHybridConfig, Phi3Config, Qwen2Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
     Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config, Starcoder2Config,
@@ -57,6 +57,8 @@ CONFIGS = {
     "gemma2": Gemma2Config(**SIZES, head_dim=32, query_pre_attn_scalar=20, sliding_window=48, attn_logit_softcapping=2.0,
                            final_logit_softcapping=3.0),
     "nanochat": NanoChatConfig(**SIZES),
+    "gemma4": Gemma4TextConfig(**SIZES, head_dim=32, global_head_dim=48, num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=32,
+                               hidden_size_per_layer_input=0, final_logit_softcapping=30.0, layer_types=2 * ["sliding_attention"] + ["full_attention"]),
     "gemma3": Gemma3TextConfig(**SIZES, head_dim=32, query_pre_attn_scalar=20, sliding_window=32, sliding_window_pattern=2),
     "ministral": MinistralConfig(**SIZES, head_dim=16, sliding_window=48, layer_types=["full_attention"] + 2 * ["sliding_attention"]),
     "ministral3": Ministral3Config(
@@ -200,6 +202,9 @@ def check(name, dtype, folder, binary, data, documents):
     base = folder / "base"
     torch.manual_seed(1)
     model = auto.from_config(CONFIGS[name]).to(dtype)
+    for parameter_name, parameter in model.named_parameters():
+        if name == "gemma4" and parameter_name.endswith(("q_norm.weight", "k_norm.weight")):
+            parameter.data.fill_(0.4)  # scores are not scaled: with the initial weights of 1, softmax is a maximum, and rounding is amplified
     model.save_pretrained(base, max_shard_size="100KB" if dtype == torch.bfloat16 else "5GB")
     model.config.to_json_file(base / "config.json", use_diff=False)  # with all fields that have their usual values
     tokenizer = make_tokenizer("\n".join(documents))

@@ -105,10 +105,10 @@ inline ModelFamily gemma4() {
       {"global_head_dim", &Config::global_head_dim, 512},
       {"num_global_key_value_heads", &Config::global_kv_heads, Formula{"num_key_value_heads", key_value_heads}},
       {"attention_k_eq_v", &Config::keys_are_values, false},
-      {"hidden_size_per_layer_input", Ignored{}}, {"vocab_size_per_layer_input", Ignored{}},  // data/files/config.h
+      {"hidden_size_per_layer_input", Fixed{}, 0}, {"vocab_size_per_layer_input", Ignored{}},  // data/files/config.h
       {"num_kv_shared_layers", Only{}, 0}, {"use_double_wide_mlp", Only{}, false}, {"enable_moe_block", Ignored{}},
       {"num_experts", Ignored{}}, {"top_k_experts", Ignored{}}, {"moe_intermediate_size", Ignored{}},
-      {"use_bidirectional_attention", Either{"vision"}, false}});
+      {"use_bidirectional_attention", Either{"vision"}, false, Written::if_unusual}});
   f.usual_window = 512;
   f.modules.layer_scale = "layer_scalar";
   f.published = {{"gemma-4-12b", {262144, 3840, 48, 16,  8, 256, 15360, 262144, true}, 0, c.rope_scaling, gemma4_12b},
