@@ -122,8 +122,8 @@ template <std::same_as<BFloat16> T>
 void compute_cached_attention(Cuda& dev, const AttentionOutput<T>& out, const AttentionInput<T>& in,
                               const SequenceRows& rows, const AttentionShape& shape) {
   const cuda::FlashInput input = cuda::flash_input(in, {rows.mask, {0, 0}, shape});
-  const Index stacks = shape.kv_heads * cuda::HeadStack::per_group(shape);
   cuda::with_kernel_for(shape, [&](auto dim, auto capped) {
+    const Index stacks = shape.kv_heads * cuda::HeadStack<cuda::kCachedRows<dim()>>::per_group(shape);
     cuda::launch(dev, cuda::flash_cached_kernel<dim(), capped()>, cuda::grid_of(in.q.rows, stacks), cuda::kTileThreads,
                  cuda::CachedMemory<dim()>::kBytes, input, rows.index, out);
   });

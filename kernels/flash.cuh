@@ -24,14 +24,14 @@ void with_kernel_for(const AttentionShape& shape, F&& f) {
   const Index dim = shape.head_dim;
   constexpr std::true_type capped;
   constexpr std::false_type plain;
-  require(dim <= 256, "attention: heads of ", dim, " are wider than the 256 supported on a GPU");
+  require(dim <= (shape.score_cap > 0 ? 256 : 512), "attention: heads of ", dim, " are too wide for a GPU");
   if (shape.score_cap > 0) return dim <= 128 ? f(Dim<128>(), capped) : f(Dim<256>(), capped);
   if (dim <= 32) return f(Dim<32>(), plain);
   if (dim <= 64) return f(Dim<64>(), plain);
   if (dim <= 80) return f(Dim<80>(), plain);
   if (dim <= 96) return f(Dim<96>(), plain);
   if (dim <= 128) return f(Dim<128>(), plain);
-  f(Dim<256>(), plain);
+  dim <= 256 ? f(Dim<256>(), plain) : f(Dim<512>(), plain);
 }
 
 // dout: in the backward pass
@@ -77,10 +77,9 @@ void compute_attention_backward(Cuda& dev, const AttentionGradient<T>& gradient,
     cuda::launch(dev, cuda::flash_queries_kernel<dim(), capped()>, cuda::grid_of(tiles.count, shape.heads),
                  cuda::kTileThreads, cuda::FlashQueriesMemory<dim()>::kBytes, input, upstream, gradient.dq,
                  static_cast<int>(tiles.last));
-    constexpr Index pieces = dim() / Size::kColumns;  // of the columns of dK and dV
     cuda::launch(dev, cuda::flash_keys_kernel<dim(), capped()>,
-                 cuda::grid_of(ceil_div(span.rows.end, Size::kKeys), shape.kv_heads * pieces), cuda::kTileThreads,
-                 cuda::FlashKeysMemory<dim()>::kBytes, input, upstream, gradient.dk, gradient.dv);
+                 cuda::grid_of(ceil_div(span.rows.end, Size::kKeys), shape.kv_heads * Size::kPieces),
+                 cuda::kTileThreads, cuda::FlashKeysMemory<dim()>::kBytes, input, upstream, gradient.dk, gradient.dv);
   });
 }
 

@@ -10,7 +10,7 @@ namespace streambp {
 
 namespace cuda {
 
-constexpr int kPlainWarps = 4, kPlainThreads = kPlainWarps * kWarp, kMostDims = 256;
+constexpr int kPlainWarps = 4, kPlainThreads = kPlainWarps * kWarp, kMostDims = 512;
 
 struct PlainInput {
   Matrix<const float> q, k, v;

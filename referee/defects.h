@@ -63,6 +63,10 @@ template <auto field, bool value = true>
 bool delta(TrainingCase& c) {
   return c.config.has_delta_rule() && is_small(c) && change(c.wrong.*field, value);
 }
+template <Wrong::LayerScale where>
+bool scale_layers(TrainingCase& c) {
+  return c.config.layer_scale && is_small(c) && change(c.wrong.layer_scale, where);
+}
 // A chunk without what the one before it left.
 inline bool loses_chunk(TrainingCase& c, bool possible) {
   return possible && is_small(c) && c.step.longest() > c.wrong.chunk;
@@ -259,6 +263,10 @@ inline const std::vector<Defect>& all_defects() {
        }},
       {"norm-offset", "norms that do not add 1 to their weights",
        [](TrainingCase& c) { return change(c.config.norm_offset, 0.0); }},
+      {"norm-offset-added", "norms that add 1 to their weights",
+       [](TrainingCase& c) {
+         return c.config.norm == Norm::rms && c.config.norm_offset == 0 && change(c.config.norm_offset, 1.0);
+       }},
       {"norm-epsilon", "norms with another epsilon, 1e-6 or 1e-5",
        [](TrainingCase& c) { return change(c.config.norm_eps, c.config.norm_eps == 1e-5 ? 1e-6 : 1e-5); }},
       {"score-cap", "attention without its soft cap", [](TrainingCase& c) { return change(c.config.score_cap, 0.0); }},
@@ -326,6 +334,15 @@ inline const std::vector<Defect>& all_defects() {
        [](TrainingCase& c) {
          return c.config.attention_gate && is_small(c) && change(c.wrong.gates_attention, false);
        }},
+      {"value-norm-missing", "attention without the norm of values",
+       [](TrainingCase& c) { return c.config.value_norm && is_small(c) && change(c.wrong.norms_values, false); }},
+      {"values-after-norm", "attention with values that are keys after their norm, not before",
+       [](TrainingCase& c) {
+         return c.config.keys_are_values && is_small(c) && change(c.wrong.values_after_norm, true);
+       }},
+      {"layer-scale-missing", "layers that do not scale their output", scale_layers<Wrong::LayerScale::missing>},
+      {"layer-scale-branches", "layers that scale their branches, and not the residual stream",
+       scale_layers<Wrong::LayerScale::of_branches>},
       {"sinks-missing", "attention without its sinks",
        [](TrainingCase& c) { return c.config.sinks && is_small(c) && change(c.wrong.sinks, Wrong::Sinks::missing); }},
       {"sinks-scaled", "attention with sinks that are scaled as its scores are",

@@ -93,7 +93,9 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
     const bool sinks = c.sinks && tape.wrong.sinks != Wrong::Sinks::missing;
     const Array p = attention_softmax(tape, c, kind.local, batch, s, sinks ? columns(w.sinks, h, 1) : Array());
     Array v_h = head(v, shared);
-    if (c.value_norm) v_h = standardise(tape, Norm::rms, c.norm_eps, v_h);
+    const bool keys_normed = tape.wrong.values_after_norm && !c.has_values(tape.layer);
+    if (keys_normed) v_h = norm(tape, c, Norm::rms, v_h, w.k_norm.weight);
+    if (c.value_norm && tape.wrong.norms_values) v_h = standardise(tape, Norm::rms, c.norm_eps, v_h);
     Array attended = product(tape, p, v_h);
     if (gate.rows) attended = multiply(tape, attended, head(gate, h));
     sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));
@@ -227,7 +229,14 @@ inline Array experts(Tape& tape, const Config& c, const Layer<Number>& w, Array 
 // scale both branches.
 inline Array layer(Tape& tape, const Config& c, LayerKind kind, const TokenBatch& batch, const Layer<Number>& w,
                    Array x) {
-  const auto scaled = [&](Array y) { return multiply(tape, y, tape.constant(y.rows, y.cols, c.residual_scale)); };
+  const auto by_layer_scale = [&](Array y, Wrong::LayerScale where) {
+    const bool here = c.layer_scale && tape.wrong.layer_scale == where;
+    return here ? multiply(tape, y, {w.scale.data, y.rows, y.cols, 0, 0}) : y;
+  };
+  const auto scaled = [&](Array y) {
+    y = multiply(tape, y, tape.constant(y.rows, y.cols, c.residual_scale));
+    return by_layer_scale(y, Wrong::LayerScale::of_branches);
+  };
   const bool other_way = c.norms_by_mixer && kind.mixer != MixerKind::attention;
   const bool before = other_way ? c.post_norms : c.pre_norms, after = other_way ? c.pre_norms : c.post_norms;
   const auto normed = [&](Array y, const NormWeights<Number>& weights) {
@@ -248,7 +257,7 @@ inline Array layer(Tape& tape, const Config& c, LayerKind kind, const TokenBatch
   Array y = kind.experts ? experts(tape, c, w, input) : mlp(tape, c, w, input);
   if (after) y = norm(tape, c, c.norm, y, w.post_mlp_norm.weight);
   y = add(tape, branch(tape, "branch-mlp-skip", h), scaled(branch(tape, "branch-mlp", y)));
-  return c.layer_scale ? multiply(tape, y, {w.scale.data, y.rows, y.cols, 0, 0}) : y;
+  return by_layer_scale(y, Wrong::LayerScale::right);
 }
 
 // The logits of every token: N x vocab.

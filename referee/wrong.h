@@ -14,6 +14,7 @@ struct Wrong {
   bool convolution_leaks = false;  // short convolutions read the document before
   bool heads_in_turn = false;      // query heads share key/value heads in turn, instead of in groups
   bool gates_attention = true;
+  bool norms_values = true, values_after_norm = false;  // values that are keys are those after their norm
   // Of delta rules.
   bool state_leaks = false, rounds_state = false;    // from the document before; to bfloat16 after every row
   bool normalises_keys = true, doubles_beta = true;  // queries and keys have length 1; beta, where the model doubles it
@@ -26,6 +27,7 @@ struct Wrong {
   bool gates_shared = true, bias_weighs = false;  // the router's bias weighs experts, and not only chooses them
   Index expert_ranks = 1;                         // ranks that have a part of the experts each
   bool stops_at_head = false;                     // backward does not reach the layers
+  enum class LayerScale { right, missing, of_branches } layer_scale = LayerScale::right;
   // Where backward is wrong, or what is added; in one layer or in all (-1). Of strength 0 nothing, of 1 completely:
   // backward multiplies a branch's gradient by 1 - strength. Or what is lost after every chunk of a row.
   std::string what = {};

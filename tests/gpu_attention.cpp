@@ -73,12 +73,12 @@ TYPED_TEST(DeviceAttention, MatchesItsFormula) {
   std::vector<AttentionCase> cases = {{6, 2, 5, 0, {300}},       {2, 1, 40, 0, {1, 127, 128, 2, 90}},
                                       {2, 2, 64, 17, {280, 40}}, {2, 1, 6, 2, {140}},
                                       {1, 1, 16, 150, {400}},    {2, 1, 24, 60, {170, 30}, 0.7}};
-  for (Index dim : {80, 96, 128, 256})
+  for (Index dim : {80, 96, 128, 256, 300, 512})
     cases.push_back({2, 1, dim, 0, {sized<Index>(130, 130, 70), 160}, dim == 256 ? 1.5 : 0});
   if (sized(true, false, false)) {
-    for (Index dim : {64, 80, 96, 128, 256}) {
+    for (Index dim : {64, 80, 96, 128, 256, 512}) {
       for (Index window : {0, 700})
-        cases.push_back({4, 2, dim, window, {1500, 1, 64, 2000, 63, 469}, window == 0 ? 0 : 2.0});
+        cases.push_back({4, 2, dim, window, {1500, 1, 64, 2000, 63, 469}, window == 0 || dim > 256 ? 0 : 2.0});
     }
   }
   for (const AttentionCase& p : cases) expect_attention(*this, p);
@@ -170,7 +170,7 @@ TYPED_TEST(DeviceAttention, Cached) {
                                    {8, 2, 16, 150, {270, 300}, {1, 31}, 0.7},
                                    {70, 1, 8, 0, {20, 100}, {5, 1}},  // more heads of a group than rows of a tile
                                    {2, 1, 6, 2, {140, 1}, {4, 1}}};
-  for (Index dim : {80, 96, 128, 200, 256})
+  for (Index dim : {80, 96, 128, 200, 256, 512})
     cases.push_back({4, 2, dim, 0, {sized<Index>(700, 130, 70), 33}, {1, 20}, dim == 256 ? 1.5 : 0});
   if (sized(true, false, false)) cases.push_back({16, 2, 128, 0, {5000, 1, 64, 2000}, {1, 1, 64, 500}});
   for (const CachedCase& p : cases) expect_cached_attention(*this, p);

@@ -135,7 +135,7 @@ TEST_F(GpuCommands, ListsTheDevices) {
 TEST_F(GpuCommands, ReportsWhatFitsWhenARunDoesNot) {
   for (const auto& [options, said] : {std::pair<std::string, std::string>("--hidden 102400 --layers 200 --heads 800",
                                                                           "are free; use a smaller model"),
-                                      {"--hidden 1024 --heads 2", "heads of width 512 are wider than the 256"},
+                                      {"--hidden 1200 --heads 2", "heads of width 600 are wider than the 512"},
                                       {"--hidden 2048 --layers 1 --heads 16 --batch 1 --length 16000000", ""}})
     expect_outcome(2, run_on_gpu("train --out run " + options), said);
 }

@@ -1,4 +1,4 @@
-// The referee of models with convolutions and delta rules.
+// The referee of models with layers of several kinds.
 #include "tests/referees.h"
 
 namespace streambp {
@@ -74,6 +74,35 @@ TEST_F(HybridReferees, AllowWhatFloat32LosesInADecay) {
   };
   EXPECT_TRUE(judged(5e-6));
   EXPECT_FALSE(judged(1e-3));
+}
+
+// A local layer, and a global one with keys for values. No weight of a norm is as another, and layers scale their output.
+class Gemma4Referees : public SmallReferees {
+ protected:
+  void SetUp() override {
+    Config& c = correct.config = make_config("gemma4", {13, 8, 2, 2, 1, 4, 12, 0, true});
+    c.local = {true, false}, c.window = 16;
+    SmallReferees::SetUp();
+    save_random_model(dir / "model", c, [](Model<float>& m) {
+      for (const auto& e : table(m.config, m.weights)) {
+        const bool norm = e.parameter.name.ends_with("norm.weight"), scale = e.parameter.name.ends_with("layer_scalar");
+        for (Index i = 0; i < e.matrix->size() && (norm || scale); ++i)
+          e.matrix->data[i] *= scale ? 0.7F : 1 + 0.25F * static_cast<float>(i % 3);
+      }
+    });
+    correct.step.batches = {correct.step.batches[1]}, correct.step.files = 1;
+  }
+};
+
+TEST_F(Gemma4Referees, NameEachDefect) {
+  write(correct.config, in_float32(correct));
+  EXPECT_TRUE(is_right(correct, gradients));
+  for (const char* name : {"value-norm-missing", "values-after-norm", "layer-scale-missing", "layer-scale-branches",
+                           "norm-offset-added", "score-scale"}) {
+    TrainingCase wrong = correct;
+    ASSERT_TRUE(named(name).apply(wrong)) << name;
+    expect_found(wrong, name);
+  }
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Flash attention, backward, in two kernels:
 //
 //   queries     dQ: a thread block owns a tile of queries and loops over their keys, first to last, as in forward
-//   keys        dK, dV: a thread block owns 64 keys of one key/value head and loops over their queries, last
+//   keys        dK, dV: a thread block owns 64 keys (32 of wide heads) of one key/value head and loops over their queries, last
 //               to first, and for each tile of queries over the heads of the group
 //
 // P is recomputed from the row's lse. Sums stay in registers. S and dP are computed twice, once in each kernel. In
@@ -20,12 +20,14 @@ struct FlashQueriesMemory {
   SharedTile<Flash<DIM>::kQueries, DIM> q, dout;
   SharedTile<Flash<DIM>::kBackwardKeys, DIM> k_even, k_odd, v;
 
-  static constexpr std::size_t kBytes = sizeof(BFloat16) * (2 * decltype(q)::kSize + 3 * decltype(v)::kSize);
+  static constexpr bool kAhead = Flash<DIM>::kAhead;
+  static constexpr std::size_t kBytes =
+      sizeof(BFloat16) * (2 * decltype(q)::kSize + (kAhead ? 3 : 2) * decltype(v)::kSize);
   __device__ explicit FlashQueriesMemory(BFloat16* memory)
       : q{memory},
         dout{q.data + q.kSize},
         k_even{dout.data + dout.kSize},
-        k_odd{k_even.data + k_even.kSize},
+        k_odd{k_even.data + (kAhead ? k_even.kSize : 0)},
         v{k_odd.data + k_odd.kSize} {}
 };
 
@@ -36,8 +38,8 @@ __global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
   constexpr int M = Size::kM, KEYS = Size::kBackwardKeys;
   const int h = blockIdx.y;
   const int number = last_tile - static_cast<int>(blockIdx.x);  // longest first
-  const QueryTile<M> tile(in, number * Size::kQueries, Size::kQueries, {h});
-  const int warp_row = threadIdx.x / kWarp * 16 * M;
+  const QueryTile<Size> tile(in, number * Size::kQueries, Size::kQueries, {h});
+  const int warp_row = Size::warp_row(M), first_col = Size::part() * Size::kWidth;
   const auto keys = in.head(in.k, in.kv_head(h)), values = in.head(in.v, in.kv_head(h));
 
   const auto [q, dout, k_even, k_odd, v] = FlashQueriesMemory<DIM>(shared_memory<BFloat16>());
@@ -55,7 +57,7 @@ __global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
       delta.x[m][half] = in.computes(row) ? upstream.delta(i, h) : 0;
     }
   }
-  Numbers<M, DIM / 8> sum;
+  Numbers<M, Size::kWidth / 8> sum;
   sum.fill(0);
   const float scale = in.scale * kLog2E;
   bool even = true;
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
     ptx::cp_async_wait<0>();
     __syncthreads();  // k has arrived; all warps are done with the old k and v
     load(v, values, begin, in.rows_end(), in.aligned);
-    load(next_k, keys, begin + KEYS, in.rows_end(), in.aligned);
+    if constexpr (Size::kAhead) load(next_k, keys, begin + KEYS, in.rows_end(), in.aligned);
     Numbers<M, KEYS / 8> p, dp;
     p.fill(0), dp.fill(0);
     multiply_transposed(p, q, warp_row, k);
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
     tile.hide_invisible(in, p, begin);
     p.for_each([&](float& x, int m, int half, int) { x = ptx::exp2_approx(fmaf(x, scale, -lse.x[m][half])); });
     if constexpr (CAPPED) multiply_by(p, slopes);
-    ptx::cp_async_wait<1>();
+    ptx::cp_async_wait<Size::kAhead ? 1 : 0>();
     __syncthreads();  // v has arrived
     multiply_transposed(dp, dout, warp_row, v);
     for (int m = 0; m < M; ++m) {
@@ -81,11 +83,15 @@ __global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
         for (int i = 0; i < 4; ++i) p.x[m][n][i] *= dp.x[m][n][i] - delta.x[m][i / 2];
       }
     }
-    multiply(sum, LeftOperand<M, KEYS / 16>(p), k);
+    multiply(sum, LeftOperand<M, KEYS / 16>(p), k, first_col);
+    if constexpr (!Size::kAhead) {
+      __syncthreads();  // all warps are done with k
+      load(k, keys, begin + KEYS, in.rows_end(), in.aligned);
+    }
   }
   ptx::cp_async_wait<0>();
-  sum.for_each([&](float& x, int m, int half, int col) {
-    const int row = tile.row(m, half);
+  sum.for_each([&](float& x, int m, int half, int n) {
+    const int row = tile.row(m, half), col = first_col + n;
     if (!in.computes(row) || col >= in.shape.head_dim) return;
     dq(row - in.rows_begin(), h * in.shape.head_dim + col) = BFloat16(x * in.scale);
   });
@@ -111,13 +117,15 @@ struct FlashKeysMemory {
   float *lse, *delta;  // of each query
   int* first_keys;
 
+  static constexpr bool kAhead = Flash<DIM>::kAhead;
   static constexpr std::size_t kBytes =
-      sizeof(BFloat16) * (2 * decltype(k)::kSize + 3 * decltype(dout)::kSize) + kRows * 3 * sizeof(float);
+      sizeof(BFloat16) * (2 * decltype(k)::kSize + (kAhead ? 3 : 2) * decltype(dout)::kSize) +
+      kRows * 3 * sizeof(float);
   __device__ explicit FlashKeysMemory(BFloat16* memory)
       : k{memory},
         v{k.data + k.kSize},
         q_even{v.data + v.kSize},
-        q_odd{q_even.data + q_even.kSize},
+        q_odd{q_even.data + (kAhead ? q_even.kSize : 0)},
         dout{q_odd.data + q_odd.kSize},
         lse(reinterpret_cast<float*>(dout.data + dout.kSize)),
         delta(lse + kRows),
@@ -141,14 +149,14 @@ __global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
   using Size = Flash<DIM>;
   constexpr int QUERIES = Size::kQueriesAtOnce, COLS = Size::kColumns, N = QUERIES / 8;
   const int dim = static_cast<int>(in.shape.head_dim), group = in.group();
-  const int kv_head = blockIdx.y / (DIM / COLS);
-  const int first_col = blockIdx.y % (DIM / COLS) * COLS;
+  const int kv_head = blockIdx.y / Size::kPieces;
+  const int first_col = (blockIdx.y % Size::kPieces * Size::kParts + Size::part()) * COLS;
   const int first_key = static_cast<int>(blockIdx.x) * Size::kKeys;
   const int last_row = last_query(in, first_key + Size::kKeys);
   const int first_row = first_key < in.rows_begin() ? in.rows_begin() : first_key;
   if (last_row < first_row) return;
   const int first_tile = first_row / QUERIES * QUERIES;
-  const int warp_row = threadIdx.x / kWarp * 16;
+  const int warp_row = Size::warp_row();
 
   using Step = FlashStep<QUERIES>;
   const FlashKeysMemory<DIM> memory(shared_memory<BFloat16>());
@@ -180,7 +188,7 @@ __global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
     ptx::cp_async_wait<0>();
     __syncthreads();  // q has arrived; all warps are done with the old q and dout
     load_queries(dout, upstream.dout, step);
-    load_queries(next_q, in.q, step.next(kv_head, group));
+    if constexpr (Size::kAhead) load_queries(next_q, in.q, step.next(kv_head, group));
     float row_lse = 0, row_delta = 0;
     int row_first_key = 0;
     const int query = step.query + static_cast<int>(threadIdx.x), local = query - in.rows_begin();
@@ -199,7 +207,7 @@ __global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
       memory.delta[threadIdx.x] = row_delta;
       memory.first_keys[threadIdx.x] = row_first_key;
     }
-    ptx::cp_async_wait<1>();
+    ptx::cp_async_wait<Size::kAhead ? 1 : 0>();
     __syncthreads();  // dout, lse, delta and first_keys have arrived
     [[maybe_unused]] Numbers<1, N> slopes;
     if constexpr (CAPPED) cap_scores(p, in.cap), slopes = cap_slopes(p, in.cap);
@@ -222,6 +230,10 @@ __global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
       }
     }
     multiply(dk_sum, LeftOperand<1, QUERIES / 16>(p), q, first_col);
+    if constexpr (!Size::kAhead) {
+      __syncthreads();  // all warps are done with q
+      load_queries(q, in.q, step.next(kv_head, group));
+    }
   }
   ptx::cp_async_wait<0>();
   auto write = [](float& x, float& stored) { stored = x; };

@@ -8,22 +8,24 @@
 
 namespace streambp::cuda {
 
-constexpr int kCachedRows = kTileWarps * 16;  // of a tile
 template <int DIM>
-using CachedMemory = FlashMemory<DIM, kCachedRows>;
+constexpr int kCachedRows = Flash<DIM>::kRowWarps * 16;  // of a tile
+template <int DIM>
+using CachedMemory = FlashMemory<DIM, kCachedRows<DIM>>;
 
-// Heads of a group, at most one for each row of a tile. blockIdx.y counts the stacks of all groups.
+// Heads of a group, at most one for each of the ROWS of a tile. blockIdx.y counts the stacks of all groups.
+template <int ROWS>
 struct HeadStack {
   int kv_head, first, count;
   Pages pages;  // of the thread block's sequence
 
-  static constexpr Index per_group(const AttentionShape& shape) { return ceil_div(shape.group(), kCachedRows); }
+  static constexpr Index per_group(const AttentionShape& shape) { return ceil_div(shape.group(), ROWS); }
   __device__ HeadStack(const AttentionShape& shape, const Pages& pages) : pages(pages) {
     const int group = static_cast<int>(shape.group()), stacks = static_cast<int>(per_group(shape));
-    const int before = static_cast<int>(blockIdx.y) % stacks * kCachedRows;
+    const int before = static_cast<int>(blockIdx.y) % stacks * ROWS;
     kv_head = static_cast<int>(blockIdx.y) / stacks;
     first = kv_head * group + before;
-    count = static_cast<int>(least(group - before, kCachedRows));
+    count = static_cast<int>(least(group - before, ROWS));
   }
   __device__ int query(int row) const { return row / count; }
   __device__ int head(int row) const { return first + row % count; }
@@ -46,12 +48,13 @@ __device__ inline int rows_of_block(const SequenceIndex& rows, int size) {
 template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kTileThreads)
     flash_cached_kernel(FlashInput in, SequenceIndex rows, AttentionOutput<BFloat16> out) {
+  constexpr int ROWS = kCachedRows<DIM>;
   const Index i = blockIdx.x, dim = in.shape.head_dim;
-  const HeadStack heads(in.shape, rows.pages_of(i));
-  const int queries = rows_of_block(rows, kCachedRows / heads.count);
+  const HeadStack<ROWS> heads(in.shape, rows.pages_of(i));
+  const int queries = rows_of_block(rows, ROWS / heads.count);
   if (queries == 0) return;
   const CachedMemory<DIM> memory(shared_memory<BFloat16>());
-  for (int at = threadIdx.x; at < kCachedRows * DIM; at += kTileThreads) {
+  for (int at = threadIdx.x; at < ROWS * DIM; at += kTileThreads) {
     const int row = at / DIM, col = at % DIM;
     const bool used = row < queries * heads.count && col < dim;
     *memory.q.at(row, col) = used ? in.q(i + heads.query(row), heads.head(row) * dim + col) : BFloat16(0);
@@ -60,7 +63,8 @@ __global__ void __launch_bounds__(kTileThreads)
   in.rows = {position, position + queries};
   out = {{out.attended.row(i), queries, out.attended.cols, out.attended.stride},
          {out.lse.row(i), queries, out.lse.cols, out.lse.stride}};
-  attend<CAPPED>(memory, in, QueryTile<1, HeadStack>(in, position, queries, heads), heads.kv_head, out);
+  attend<CAPPED>(memory, in, QueryTile<Flash<DIM>, 1, HeadStack<ROWS>>(in, position, queries, heads), heads.kv_head,
+                 out);
 }
 
 }  // namespace streambp::cuda

@@ -1,4 +1,4 @@
-// Flash attention, forward: a thread block owns 64 or 128 queries of one head and loops over their keys, first to
+// Flash attention, forward: a thread block owns 32 to 128 queries of one head and loops over their keys, first to
 // last.
 #pragma once
 
@@ -41,12 +41,13 @@ struct FlashMemory {
 
 // A tile of queries, which are on their way to shared memory, attends to the keys of a head.
 template <bool CAPPED, int DIM, int QUERIES, int M, class Heads>
-__device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput& in, const QueryTile<M, Heads>& tile,
-                       int kv_head, const AttentionOutput<BFloat16>& out) {
-  constexpr int KEYS = Flash<DIM>::kForwardKeys;
-  static_assert(QUERIES == kTileWarps * 16 * M && kPage % KEYS == 0);
+__device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput& in,
+                       const QueryTile<Flash<DIM>, M, Heads>& tile, int kv_head, const AttentionOutput<BFloat16>& out) {
+  using Size = Flash<DIM>;
+  constexpr int KEYS = Size::kForwardKeys;
+  static_assert(QUERIES == Size::kRowWarps * 16 * M && kPage % KEYS == 0);
   const auto [q, k, v] = memory;
-  const int warp_row = threadIdx.x / kWarp * 16 * M;
+  const int warp_row = Size::warp_row(M), first_col = Size::part() * Size::kWidth;
   const auto keys = in.head(in.k, kv_head), values = in.head(in.v, kv_head);
   const int first_key = tile.first / KEYS * KEYS, end = tile.end < in.rows_end() ? tile.end : in.rows_end();
   const auto load_rows = [&](auto to, const Matrix<const BFloat16>& from, int begin) {
@@ -55,7 +56,7 @@ __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput
   };
   load_rows(k, keys, first_key);
 
-  Numbers<M, DIM / 8> o;
+  Numbers<M, Size::kWidth / 8> o;
   PerRow<M> maximum, sum;
   o.fill(0), maximum.fill(-INFINITY), sum.fill(0);
   const float scale = in.scale * kLog2E;
@@ -71,13 +72,12 @@ __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput
       __syncthreads();  // v has arrived; all warps are done with the old k
       load_rows(k, keys, begin + KEYS);
     };
-    if constexpr (Flash<DIM>::wide) await_values();
+    if constexpr (Size::wide) await_values();
     if constexpr (CAPPED) cap_scores(s, in.cap);
     tile.hide_invisible(in, s, begin);
     online_softmax(s, maximum, sum, o, scale);
-    if constexpr (!Flash<DIM>::wide)
-      await_values();  // late, so that the softmax of a warp overlaps with products of others
-    multiply(o, LeftOperand<M, KEYS / 16>(s), v);
+    if constexpr (!Size::wide) await_values();  // late, so that the softmax of a warp overlaps with products of others
+    multiply(o, LeftOperand<M, KEYS / 16>(s), v, first_col);
   }
   ptx::cp_async_wait<0>();
 
@@ -86,7 +86,8 @@ __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput
   for (int m = 0; m < M; ++m) {
     for (int half = 0; half < 2; ++half) inverse.x[m][half] = 1 / sum.x[m][half];
   }
-  o.for_each([&](float& x, int m, int half, int col) {
+  o.for_each([&](float& x, int m, int half, int n) {
+    const int col = first_col + n;
     const int row = tile.row(m, half), i = row - in.rows_begin(), h = tile.head(m, half);
     if (!in.computes(row)) return;
     if (col < in.shape.head_dim) out.attended(i, h * in.shape.head_dim + col) = BFloat16(x * inverse.x[m][half]);
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
     flash_kernel(FlashInput in, AttentionOutput<BFloat16> out, int last_tile) {
   using Size = Flash<DIM>;
   const int h = blockIdx.y, number = last_tile - static_cast<int>(blockIdx.x);  // longest first
-  const QueryTile<Size::kM> tile(in, number * Size::kQueries, Size::kQueries, {h});
+  const QueryTile<Size> tile(in, number * Size::kQueries, Size::kQueries, {h});
   const FlashMemory<DIM, Size::kQueries> memory(shared_memory<BFloat16>());
   load(memory.q, in.head(in.q, h), tile.begin - in.rows_begin(), static_cast<int>(in.rows.size()), in.aligned);
   attend<CAPPED>(memory, in, tile, in.kv_head(h), out);

@@ -13,16 +13,23 @@ constexpr float kLog2E = 1.44269504f;
 template <int DIM>
 struct Flash {
   static constexpr bool wide = DIM > 128;
+  // Wider heads than 256: two warps share their rows. Each computes all scores of the rows, and sums half of the columns.
+  static constexpr int kParts = DIM > 256 ? 2 : 1, kRowWarps = kTileWarps / kParts, kWidth = DIM / kParts;
+  static constexpr bool kAhead = kParts == 1;        // whether backward has memory to load an operand a step ahead
   static constexpr int kBlocks = DIM <= 64 ? 3 : 2;  // at once on a multiprocessor; decides the number of registers
   // forward, and backward for dQ: a tile of queries goes over keys
-  static constexpr int kM = wide ? 1 : 2;                // 16 M queries per warp
-  static constexpr int kQueries = kTileWarps * 16 * kM;  // queries of a tile
-  static constexpr int kForwardKeys = wide ? 32 : 64;    // keys per step, forward
-  static constexpr int kBackwardKeys = wide ? 16 : 32;   // keys per step, backward
+  static constexpr int kM = wide ? 1 : 2;               // 16 M queries per warp
+  static constexpr int kQueries = kRowWarps * 16 * kM;  // queries of a tile
+  static constexpr int kForwardKeys = wide ? 32 : 64;   // keys per step, forward
+  static constexpr int kBackwardKeys = wide ? 16 : 32;  // keys per step, backward
   // backward for dK, dV: a tile of keys goes over queries
-  static constexpr int kKeys = kTileWarps * 16;          // keys of a tile
-  static constexpr int kQueriesAtOnce = wide ? 16 : 64;  // queries per step
-  static constexpr int kColumns = wide ? DIM / 2 : DIM;  // columns of dK and dV at once
+  static constexpr int kKeys = kRowWarps * 16;               // keys of a tile
+  static constexpr int kQueriesAtOnce = wide ? 16 : 64;      // queries per step
+  static constexpr int kColumns = wide ? 128 : DIM;          // columns of dK and dV that a warp sums
+  static constexpr int kPieces = DIM / (kColumns * kParts);  // of these columns, a thread block for each
+
+  __device__ static int warp_row(int m = 1) { return static_cast<int>(threadIdx.x) / kWarp % kRowWarps * 16 * m; }
+  __device__ static int part() { return static_cast<int>(threadIdx.x) / kWarp / kRowWarps; }
 };
 
 // The inputs of all kernels. q holds the rows `rows` of the stream; k and v hold all rows.
@@ -79,7 +86,7 @@ struct OneHead {
 };
 
 // A thread block's tile of queries, rows begin .. end of the stream, and the keys they attend to.
-template <int M, class Heads = OneHead>
+template <class Size, int M = Size::kM, class Heads = OneHead>
 struct QueryTile {
   int begin, end;
   Heads heads;
@@ -90,9 +97,7 @@ struct QueryTile {
     first = in.first_key(begin < in.rows_begin() ? in.rows_begin() : begin);
     last = in.first_key((end < in.rows_end() ? end : in.rows_end()) - 1);
   }
-  __device__ int row_of_tile(int m, int half) const {
-    return static_cast<int>(threadIdx.x) / kWarp * 16 * M + row_of(m, half);
-  }
+  __device__ int row_of_tile(int m, int half) const { return Size::warp_row(M) + row_of(m, half); }
   __device__ int row(int m, int half) const { return begin + heads.query(row_of_tile(m, half)); }
   __device__ int head(int m, int half) const { return heads.head(row_of_tile(m, half)); }
   // Whether every row of the tile attends to all keys in key .. key + count.
