@@ -27,7 +27,7 @@
 
 namespace streambp {
 
-constexpr Index kMostTaps = 4;
+constexpr Index kMostTaps = 7;
 
 // A chunk of rows on its way through a convolution: b, c and x of this rank's rows. Both b and c, or neither.
 template <class T>

@@ -88,7 +88,8 @@ struct Config {
   Index window = 0;
   std::vector<bool> local = {};  // local[l]: layer l is local; empty: all are
   double local_rope_theta = 0;   // RoPE theta of local layers, without scaling; 0: the same as in other layers
-  Index global_head_dim = 0, global_kv_heads = 0;  // heads of global layers; 0: as in local ones
+  std::vector<bool> wide = {};   // wide[l]: layer l has other heads, those of global layers; empty: none has
+  Index global_head_dim = 0, global_kv_heads = 0;  // these heads
   bool value_norm = false;                         // values are normalised, without a weight
   bool keys_are_values = false;  // in global layers with other heads, values are keys before their norm
   bool layer_scale = false;      // a layer's output is multiplied by a number, which is not trained
@@ -96,6 +97,7 @@ struct Config {
   std::vector<MixerKind> mixers = {};  // of each layer; empty: attention
   Index convolution_width = 3;         // of short convolutions, and of those before a delta rule
   bool attention_gate = false;         // attention's output is multiplied by the sigmoid of a projection
+  bool gates_heads = false;            // ... which has one number for each head
   // Of gated delta rules. Value heads share key heads in groups.
   Index delta_key_heads = 0, delta_value_heads = 0, delta_key_dim = 0, delta_value_dim = 0;
   bool doubles_beta = false;   // β is 2 sigmoid(b)
@@ -132,9 +134,8 @@ struct Config {
   Index delta_width() const { return 2 * delta_key_width() + delta_value_width(); }  // of queries, keys and values
   bool has_delta_rule() const { return std::ranges::find(mixers, MixerKind::delta_rule) != mixers.end(); }
   Index rotary_dim() const { return static_cast<Index>(static_cast<double>(head_dim) * rotary_share); }
-  bool is_wide(Index layer) const {
-    return global_head_dim > 0 && mixer(layer) == MixerKind::attention && !is_local(layer);
-  }
+  bool is_wide(Index layer) const { return !wide.empty() && wide[static_cast<std::size_t>(layer)]; }
+  bool has_local_rope(Index layer) const { return wide.empty() ? is_local(layer) : !is_wide(layer); }
   bool has_values(Index layer) const { return !(keys_are_values && is_wide(layer)); }  // of their own
   bool has_experts(Index layer) const { return experts > 0 && layer >= dense_layers; }
   double balance() const { return balanced ? balance_factor : 0; }
@@ -154,6 +155,7 @@ struct Config {
     one.layers = 1, one.local = {is_local(layer)}, one.dense_layers = 0;
     if (!has_experts(layer)) one.experts = 0;
     if (!mixers.empty()) one.mixers = {mixer(layer)};
+    if (!wide.empty()) one.wide = {is_wide(layer)};
     if (!without_rope.empty()) one.without_rope = {without_rope[static_cast<std::size_t>(layer)]};
     return one;
   }

@@ -16,12 +16,12 @@ namespace streambp {
 // All families. A program may add its own.
 inline std::deque<ModelFamily>& model_families() {
   static std::deque<ModelFamily> all = {
-      gpt2(),       llama(),      mistral(), ministral(),   ministral3(),     qwen2(),     qwen3(),
-      gemma(),      gemma2(),     gemma3(),  gemma4(),      nanochat(),       phi3(),      olmo2(),
-      olmo3(),      smollm3(),    granite(), granite_swa(), granite_hybrid(), exaone4(),   cohere(),
-      cohere2(),    glm(),        glm4(),    hunyuan(),     ernie4_5(),       helium(),    arcee(),
-      seed_oss(),   starcoder2(), lfm2(),    qwen3_5(),     olmo_hybrid(),    qwen3_moe(), qwen3_5_moe(),
-      qwen3_next(), mixtral(),    olmoe(),   granitemoe(),  lfm2_moe(),       gpt_oss()};
+      gpt2(),       llama(),    cwm(),         mistral(),        ministral(),   ministral3(), qwen2(),      qwen3(),
+      gemma(),      gemma2(),   gemma3(),      gemma4(),         nanochat(),    phi3(),       olmo2(),      olmo3(),
+      smollm3(),    granite(),  granite_swa(), granite_hybrid(), exaone4(),     cohere(),     cohere2(),    glm(),
+      glm4(),       hunyuan(),  ernie4_5(),    helium(),         arcee(),       seed_oss(),   starcoder2(), lfm2(),
+      lfm3(),       qwen3_5(),  olmo_hybrid(), qwen3_moe(),      qwen3_5_moe(), qwen3_next(), mixtral(),    olmoe(),
+      granitemoe(), lfm2_moe(), gpt_oss()};
   return all;
 }
 inline const ModelFamily& family_named(const std::string& name) {
@@ -92,8 +92,10 @@ inline Config make_config(const std::string& family, const Sizes& s) {
     if (c.shared_mlp > 0) c.shared_mlp = c.expert_mlp;
     if (c.dense_layers == 0) c.mlp = c.experts_per_token * c.expert_mlp;
   }
-  if (c.global_head_dim > 0) c.global_head_dim = 2 * s.head_dim, c.global_kv_heads = most(s.kv_heads / 2, 1);
   if (f.local == LocalLayers::most) c.local = all_but_every_layer(f.global_every, s.layers, f.global_first);
+  if (f.global_last && s.layers > 0) c.local.back() = false;
+  if (c.global_head_dim > 0)
+    c.global_head_dim = 2 * s.head_dim, c.global_kv_heads = most(s.kv_heads / 2, 1), c.wide = without(c.local);
   if (f.without_rope_every > 0) c.without_rope = every_layer(f.without_rope_every, s.layers);
   if (f.local_rope) c.without_rope = without(c.local);
   if (f.rope_by_theta) c.without_rope.assign(static_cast<std::size_t>(s.layers), true);

@@ -75,6 +75,7 @@ struct Modules {
   const char *attention_norm = "input_layernorm", *mlp_norm = "post_attention_layernorm";
   const char *q = "self_attn.q_proj", *k = "self_attn.k_proj", *v = "self_attn.v_proj", *o = "self_attn.o_proj";
   const char *q_norm = "self_attn.q_norm", *k_norm = "self_attn.k_norm", *sinks = "self_attn.sinks";
+  const char* attention_gate = "";  // empty: in one tensor with q
   const char *post_attention_norm = "", *post_mlp_norm = "", *layer_scale = "";
   const char *convolution_in = "", *convolution = "", *convolution_out = "";
   const char *delta_q = "", *delta_k = "", *delta_v = "", *z = "", *beta = "", *decay = "", *a_log = "", *dt_bias = "",
@@ -115,12 +116,14 @@ struct ModelFamily {
   LocalLayers local = LocalLayers::none;
   Index global_every = 0;                        // n, where most layers are local
   bool global_first = false;                     // the first of n layers is global, not the last
+  bool global_last = false;                      // the last layer is always global
   Index usual_window = 4096;                     // of transformers
   bool local_rope = false;                       // only local layers have RoPE
   bool rope_without_window = false;              // ... but all have it if there is no window
   Index attention_every = 0;                     // every n-th layer of a new model has attention; 0: all
   MixerKind other_mixer = MixerKind::attention;  // of the others
   const char* other_type = "";                   // of the others, in config.json
+  bool adjusts_mlp = false;                      // config.json may have the width of an MLP without a gate
   bool attention_last = false;                   // if it is too shallow for that, its last layer has attention
   Index without_rope_every = 0;  // every n-th layer has no RoPE, if a file does not list them; 0: all have it
   bool rope_alpha = false;       // dynamic RoPE scaling by "alpha": a larger theta, for all lengths

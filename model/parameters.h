@@ -127,7 +127,8 @@ inline InitialValues initial_values(const Parameter& p, Index layers, const Rand
     return {.random = random, .lowest = 0.01, .highest = spread > 0 ? 0.1 : 16};
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(layers));
   const double std = p.init == Init::normal ? 0.02 : p.init == Init::residual ? residual_std : 0;
-  return {random, p.init == Init::ones ? 1.0 : 0.0, std + spread};
+  const double root = std::sqrt(static_cast<double>(p.cols));
+  return {random, p.init == Init::ones ? 1.0 : p.init == Init::inverse_root ? 1 / root : 0.0, std + spread};
 }
 
 // Sets some parameters to their initial values. `stream`: the first of their streams of random numbers.

@@ -11,6 +11,7 @@
 #include "kernels/activation.cuh"
 #include "kernels/attention.cuh"
 #include "kernels/cached_attention.cuh"
+#include "kernels/head_gates.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
 #include "kernels/sinks.cuh"
@@ -40,7 +41,8 @@ struct Frequencies {
 
   explicit Frequencies(const Config& c)
       : global(c, c.rope_theta, c.rope_scaling, c.global_head_dim),
-        local(c.local_rope_theta > 0 ? LayerFrequencies(c, c.local_rope_theta, {}) : global) {}
+        local(c.local_rope_theta > 0 ? LayerFrequencies(c, c.local_rope_theta, {})
+                                     : LayerFrequencies(c, c.rope_theta, c.rope_scaling)) {}
 };
 
 // The activations of a chunk, in the order in which forward computes them.
@@ -66,6 +68,7 @@ struct Attention {
   }
 
   SummaryShape cache(const Config& c) const { return summary(c); }
+  Index gates(const Config& c) const { return c.gates_heads ? c.heads : shape.q_width(); }
   // Numbers of ranks that divide it can share a stream.
   Index divisor(const Config&) const { return shape.kv_heads; }
 
@@ -75,15 +78,19 @@ struct Attention {
     const Modules& names = family_of(c).modules;
     const Index d = c.hidden, dim = shape.head_dim, q = shape.q_width(), kv = shape.kv_width();
     rows.linear("attention", w.q, names.q, {q, d}, Init::normal, c.qkv_bias);
-    if (c.attention_gate) {  // in files, the queries and the gate of each head follow each other
-      rows.linear("attention", w.attention_gate, names.q, {q, d}, Init::normal, c.qkv_bias);
+    const bool own_gate = *names.attention_gate;
+    if (c.attention_gate)
+      rows.linear("attention", w.attention_gate, own_gate ? names.attention_gate : names.q, {gates(c), d}, Init::normal,
+                  c.qkv_bias);
+    if (c.attention_gate && !own_gate)  // in files, the queries and the gate of each head follow each other
       rows.take_turns(names.q, {dim, dim});
-    }
     rows.linear("attention", w.k, names.k, {kv, d}, Init::normal, c.qkv_bias);
     if (has_values) rows.linear("attention", w.v, names.v, {kv, d}, Init::normal, c.qkv_bias);
     if (c.has_qk_norm()) {
       const bool all = c.qk_norm == QkNorm::all;
-      rows.norm(w.q_norm, names.q_norm, all ? q : dim, Norm::rms);
+      // Where scores are not scaled, this norm does it.
+      const Init init = c.score_scale == 1 ? Init::inverse_root : Init::ones;
+      rows.norm(w.q_norm, names.q_norm, all ? q : dim, Norm::rms, init);
       rows.norm(w.k_norm, names.k_norm, all ? kv : dim, Norm::rms);
     }
     if (c.sinks) rows.row(w.sinks, names.sinks, "", {1, c.heads}, Init::zeros);
@@ -107,7 +114,7 @@ struct Attention {
     f(attention, a.attended.heads, width / ranks, View::all_rows);
     f(attention, a.lse, c.heads / ranks, View::all_rows);
     if (!c.attention_gate) return;
-    f(queries, a.gate, width, View::own_rows);
+    f(queries, a.gate, gates(c), View::own_rows);
     f(attention, a.gated, width, View::own_rows);
   }
 
@@ -138,7 +145,7 @@ class SoftmaxAttention {
         has_values(c.has_values(layer)),
         rotates(c.has_rope(layer)),
         norm_after_rope(c.qk_norm == QkNorm::heads_after_rope),
-        frequencies(c.is_local(layer) ? frequencies.local : frequencies.global) {
+        frequencies(c.has_local_rope(layer) ? frequencies.local : frequencies.global) {
     shape.heads = exchange.share(shape.heads), shape.kv_heads = exchange.share(shape.kv_heads);
   }
 
@@ -196,10 +203,7 @@ class SoftmaxAttention {
     const Activations& a = chunk.a;
     Matrix<T> dattended = matrix(dy.rows, a.attended.rows.cols);
     linear_backward(dev, dattended, c.attention_gate ? a.gated : a.attended.rows, {Back{g.o, dy, w.o}}, Update::assign);
-    if (c.attention_gate) {  // from here on, the memory of gate and gated holds their gradients
-      convert(dev, a.gated, a.attended.rows);
-      dattended = activation_backward(dev, Mlp::sigmoid_gate, a.gate, a.gated, dattended).dup;
-    }
+    if (c.attention_gate) dattended = gate_backward(a, dattended);
     const Matrix<T> dq = matrix(dattended.rows, dattended.cols);
     attention_gradient(dq, dattended, dkv, g.sinks, chunk);
     const Summary<A> dkv_of_chunk = dkv.slice(chunk.at.rows);  // complete now
@@ -258,7 +262,14 @@ class SoftmaxAttention {
     gate(chunk.a);
   }
   void gate(const Activations& a) {
+    if (c.gates_heads) return gate_heads(dev, a.gated, a.gate, a.attended.rows);
     if (c.attention_gate) activation(dev, Mlp::sigmoid_gate, a.gated, a.gate, a.attended.rows);
+  }
+  // From here on, the memory of the gate holds its gradient.
+  Matrix<T> gate_backward(const Activations& a, Matrix<T> dgated) {
+    if (c.gates_heads) return gate_heads_backward(dev, a.gate, dgated, a.gated), dgated;
+    convert(dev, a.gated, a.attended.rows);
+    return activation_backward(dev, Mlp::sigmoid_gate, a.gate, a.gated, dgated).dup;
   }
 
   // From dattended to dq, and to dK, dV of all rows that the chunk attends to. Adds to dsinks.

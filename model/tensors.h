@@ -14,7 +14,7 @@ namespace streambp {
 
 // Initial values: matrices are normal (with a smaller standard deviation if they write to the residual stream), norm
 // weights are one, biases are zero. Of an adapter, a is uniform and b is zero, so that it changes nothing at first.
-enum class Init { normal, residual, ones, zeros, log_uniform, adapter_a, adapter_b };
+enum class Init { normal, residual, ones, zeros, inverse_root, log_uniform, adapter_a, adapter_b };
 
 // A row of the table.
 struct Parameter {
@@ -31,7 +31,9 @@ struct Parameter {
   Index experts = 0;         // in files, (experts x rows of each x cols)
   bool wide = false;         // few numbers, in float32 at least
 
-  bool vector() const { return init == Init::ones || init == Init::zeros || init == Init::log_uniform; }
+  bool vector() const {
+    return init == Init::ones || init == Init::zeros || init == Init::inverse_root || init == Init::log_uniform;
+  }
   Index length() const { return vector() ? cols : rows; }
   bool adapter() const { return init == Init::adapter_a || init == Init::adapter_b; }
   // Of a linear layer's weight: its name in PEFT.
@@ -184,9 +186,9 @@ struct Section {
         if (e.parameter.name == prefix + module + tensor)
           e.parameter.turn = rows[static_cast<std::size_t>(e.parameter.part)];
   }
-  void norm(NormWeights<T>& w, const std::string& module, Index width, Norm kind) {
+  void norm(NormWeights<T>& w, const std::string& module, Index width, Norm kind, Init init = Init::ones) {
     if (!c.norm_weight) return;
-    row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : Init::ones);
+    row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : init);
     if (kind == Norm::layer && c.norm_bias) row(w.bias, module, ".bias", {1, width}, Init::zeros);
   }
   // The weights of all experts, one below the other. Parts of one tensor take turns: expert by expert, or row by row.

@@ -70,7 +70,7 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
   auto head = [&](Array a, Index h) { return columns(a, h * shape.head_dim, shape.head_dim); };
   auto norm_and_rope = [&](Array y, Array norm_weight, double beta, bool rotates) {
     if (c.qk_norm == QkNorm::heads) y = norm(tape, c, Norm::rms, y, norm_weight);
-    if (kind.rotates && rotates) y = rope(tape, c, kind.local, batch.positions, y, beta);
+    if (kind.rotates && rotates) y = rope(tape, c, c.has_local_rope(tape.layer), batch.positions, y, beta);
     if (c.qk_norm == QkNorm::heads_after_rope) y = norm(tape, c, Norm::rms, y, norm_weight);
     return y;
   };
@@ -97,7 +97,11 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
     if (keys_normed) v_h = norm(tape, c, Norm::rms, v_h, w.k_norm.weight);
     if (c.value_norm && tape.wrong.norms_values) v_h = standardise(tape, Norm::rms, c.norm_eps, v_h);
     Array attended = product(tape, p, v_h);
-    if (gate.rows) attended = multiply(tape, attended, head(gate, h));
+    const Array of_head = c.gates_heads && gate.rows ? columns(gate, h, 1) : Array();
+    if (of_head.rows)
+      attended = multiply(tape, attended, {of_head.data, x.rows, shape.head_dim, of_head.row_stride, 0});
+    else if (gate.rows)
+      attended = multiply(tape, attended, head(gate, h));
     sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));
     if (w.o.adapter.b) sum = add_adapter(tape, sum, attended, head(w.o.adapter.a, h), w.o.adapter);
   }

@@ -11,6 +11,7 @@ Needs torch, transformers, trl, peft and datasets, and build/streambp. With an o
 shows the mean of micro-batch means that it computed then; with 5.17, `experts-parallel` shows `router-foreign-slots`.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +37,9 @@ EXPECTED = {
     "trl-padding-free": RIGHT,
     "hybrid": RIGHT,
     "hybrid-flattened": "(state-and-convolution-leak)",
+    "gemma4": RIGHT,
+    "gemma4-bf16": "Right: rounding in bfloat16",
+    "gemma4-uncapped": "(logit-cap)",
     "loop": RIGHT,
     "loop-means": "(micro-batch-means)",
     "loop-sums": "(micro-batch-means), times 4: it is not divided by the 4 micro-batches",
@@ -60,14 +64,19 @@ EXPECTED = {
 }
 
 
-MODELS = {"llama": "--hidden 64 --layers 3", "qwen3_5": "--hidden 32 --heads 2 --kv-heads 1 --head-dim 16 --layers 4",
+MODELS = {"gemma4": "--hidden 32 --heads 4 --kv-heads 2 --layers 3 --mlp 64",
+          "llama": "--hidden 64 --layers 3", "qwen3_5": "--hidden 32 --heads 2 --kv-heads 1 --head-dim 16 --layers 4",
           "qwen3_moe": "--hidden 32 --heads 4 --kv-heads 2 --layers 2 --experts 8 --experts-per-token 2 --mlp 32"}
 
 
 def new_model(folder, sizes):
     subprocess.run([PROGRAM, "train", "--family", folder.name, *sizes.split(), "--steps", "1", "--sample", "0", "--out",
                     folder], check=True, stdout=subprocess.DEVNULL)
-    return next(folder.glob("step-*"))
+    model = next(folder.glob("step-*"))
+    if folder.name == "gemma4":  # the logits of a new model are small
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 0.5}))
+    return model
 
 
 def documents(count, seed=1):
@@ -96,7 +105,7 @@ def run_trainer(name, model, out):
     from transformers import Trainer, TrainingArguments
     options = dict(output_dir=str(out) + ".run", per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=1,
                    learning_rate=0.0, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
-                   bf16=name == "trainer-bf16", max_grad_norm=0.5 if name == "trainer-clipped" else 0.0)
+                   bf16=name.endswith("-bf16"), max_grad_norm=0.5 if name == "trainer-clipped" else 0.0)
     data, module = list(documents(8)), load(model)
     if name.startswith("trl"):
         from datasets import Dataset
@@ -112,6 +121,8 @@ def run_trainer(name, model, out):
             module = get_peft_model(module, LoraConfig(r=4, lora_alpha=16, init_lora_weights=name == "peft-zeros",
                                                        target_modules=["q_proj", "v_proj", "down_proj"]))
             module.save_pretrained(str(out) + ".adapter")
+        if name == "gemma4-uncapped":
+            module.config.final_logit_softcapping = None
         from transformers import DataCollatorWithFlattening
         label = 0 if name == "trainer-padding-learned" else -100
         collator = DataCollatorWithFlattening() if name.endswith("flattened") else lambda rows: padded(rows, label)
@@ -318,7 +329,7 @@ def main():
         for name, expected in EXPECTED.items():
             if not name.startswith(wanted):
                 continue
-            family = {"hybrid": "qwen3_5", "experts": "qwen3_moe"}.get(name.split("-")[0], "llama")
+            family = {"hybrid": "qwen3_5", "experts": "qwen3_moe", "gemma4": "gemma4"}.get(name.split("-")[0], "llama")
             out, model = Path(folder, name), models[family]
             recorded = record(name, model, out)
             if recorded.returncode != 0:

@@ -24,8 +24,8 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers import (
-    ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config, GptOssConfig,
-    GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, GraniteSWAConfig, HeliumConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
+    ArceeConfig, Cohere2Config, CohereConfig, CwmConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config, GptOssConfig,
+    GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, GraniteSWAConfig, HeliumConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
     MixtralConfig, NanoChatConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OlmoHybridConfig, Phi3Config, Qwen2Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
     Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config, Starcoder2Config,
     Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config, Qwen3VLConfig, SmolVLMConfig,
@@ -78,6 +78,8 @@ CONFIGS = {
         layer_types=3 * ["full_attention"], mamba_n_heads=4),
     "cohere": CohereConfig(**SIZES),
     "cohere2": Cohere2Config(**SIZES, sliding_window=48, sliding_window_pattern=3),
+    "lfm3": Lfm3Config(**SIZES, head_dim=16, layer_types=["conv", "sliding_attention", "full_attention"], sliding_window=48),
+    "cwm": CwmConfig(**SIZES | {"bos_token_id": 1}, head_dim=16, layer_types=["full_attention", "sliding_attention", "full_attention"], sliding_window=48),
     "lfm2": Lfm2Config(**SIZES, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
     "qwen3_5": Qwen3_5TextConfig(
         **SIZES, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
@@ -259,7 +261,7 @@ def check(name, dtype, folder, binary, data, documents):
 
     # bitsandbytes transposes GPT-2's weights, quantises vision too, and leaves experts as they are
     if name not in MULTIMODAL and name != "gpt2" and not has_experts:
-        fused = name in ("phi3", "glm", "glm4", "granite_hybrid", "lfm2", "qwen3_5")  # layers that are one tensor have other scales here
+        fused = name in ("phi3", "glm", "glm4", "granite_hybrid", "lfm2", "lfm3", "qwen3_5")  # layers that are one tensor have other scales here
         nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=not fused,
                                  bnb_4bit_compute_dtype=torch.float32)  # fmt: skip
         quantised = auto.from_pretrained(base, quantization_config=nf4, dtype=dtype)

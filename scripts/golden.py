@@ -16,8 +16,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 # Their names in model_type, where these are not those of the classes in lower case.
 FAMILIES = [
-    "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Gemma4", "Glm", "Glm4", "Granite", "GraniteMoe", "GraniteMoeHybrid",
-    "Helium", "HunYuanDenseV1", "Lfm2", "Lfm2Moe", "Llama", "Ministral", "Ministral3", "Mistral", "Mixtral", "NanoChat", "Olmo2", "Olmo3", "OlmoHybrid", "Olmoe", "Phi3", "Qwen2",
+    "Arcee", "Cohere", "Cohere2", "Cwm", "Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Gemma4", "Glm", "Glm4", "Granite", "GraniteMoe", "GraniteMoeHybrid",
+    "Helium", "HunYuanDenseV1", "Lfm2", "Lfm2Moe", "Lfm3", "Llama", "Ministral", "Ministral3", "Mistral", "Mixtral", "NanoChat", "Olmo2", "Olmo3", "OlmoHybrid", "Olmoe", "Phi3", "Qwen2",
     "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "Starcoder2", "GraniteSWA", "GptOss",
 ]  # fmt: skip
 TYPES = {"Gemma3": "gemma3_text", "Gemma4": "gemma4_text", "GptOss": "gpt_oss", "GraniteSWA": "granite_swa", "HunYuanDenseV1": "hunyuan_v1_dense", "Lfm2Moe": "lfm2_moe", "OlmoHybrid": "olmo_hybrid", "Qwen3Moe": "qwen3_moe",
@@ -25,7 +25,7 @@ TYPES = {"Gemma3": "gemma3_text", "Gemma4": "gemma4_text", "GptOss": "gpt_oss", 
 ACTIVATIONS = {"Arcee": "relu2", "Gemma": "gelu", "Gemma2": "gelu_pytorch_tanh", "Gemma3": "gelu_pytorch_tanh",
                "Gemma4": "gelu_pytorch_tanh",
                "NanoChat": "relu2", "Starcoder2": "gelu_pytorch_tanh"}  # fmt: skip
-EPSILONS = {"Cohere": "layer_norm_eps", "Cohere2": "layer_norm_eps", "Lfm2": "norm_eps", "Lfm2Moe": "norm_eps", "Starcoder2": "norm_epsilon"}
+EPSILONS = {"Cohere": "layer_norm_eps", "Cohere2": "layer_norm_eps", "Lfm2": "norm_eps", "Lfm2Moe": "norm_eps", "Lfm3": "norm_eps", "Starcoder2": "norm_epsilon"}
 ONE_PLUS = ("gemma", "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # their norms multiply by 1 + weight
 # They must be loaded before `everything_in_float64` changes the meaning of torch.float32.
 MODELS = {
@@ -57,7 +57,7 @@ def gpt2(vocab, hidden, heads, mlp):
 
 def llama_like(family, vocab, hidden, heads, kv_heads, mlp, **more):
     return {
-        **({} if family in ("Lfm2", "Lfm2Moe") else {"hidden_activation" if family in ("Gemma2", "Gemma3", "Gemma4") else "hidden_act": ACTIVATIONS.get(family, "silu")}),
+        **({} if family in ("Lfm2", "Lfm2Moe", "Lfm3") else {"hidden_activation" if family in ("Gemma2", "Gemma3", "Gemma4") else "hidden_act": ACTIVATIONS.get(family, "silu")}),
         "architectures": [family + "ForCausalLM"],
         "hidden_size": hidden,
         "intermediate_size": mlp,
@@ -201,8 +201,8 @@ def forward(model, stream, lengths):
 
 def check_norm(model, config):
     """Compares the final norm with its formula in plain Python floats (float64)."""
-    lfm2 = config["model_type"].startswith("lfm2")
-    norm = model.transformer.ln_f if "n_embd" in config else model.model.embedding_norm if lfm2 else model.model.norm
+    lfm = config["model_type"].startswith("lfm")
+    norm = model.transformer.ln_f if "n_embd" in config else model.model.embedding_norm if lfm else model.model.norm
     x = [math.sin(i) for i in range(config.get("n_embd") or config["hidden_size"])]
     weight = norm.weight.tolist() if hasattr(norm, "weight") else [1] * len(x)
     bias, offset = [0] * len(x), 1 if config["model_type"] in ONE_PLUS else 0
@@ -219,7 +219,7 @@ def check_norm(model, config):
 def check_rope(model, config, length):
     """Compares RoPE's cosines and sines with their formula in plain Python floats."""
     rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})}
-    if config["model_type"] in ("gemma3_text", "gemma4_text", "olmo3"):
+    if config["model_type"] in ("gemma3_text", "gemma4_text", "lfm3", "olmo3"):
         local = rope.get("sliding_attention") or {"rope_theta": config.get("rope_local_base_freq", rope.get("rope_theta"))}
         check_turns(model, config, local, length, layer_type=["sliding_attention"])
         wide = config | {"head_dim": config.get("global_head_dim") or config.get("head_dim")}

@@ -154,6 +154,11 @@ CASES = {
         hidden_size_per_layer_input=0, attention_bias=False, tie_word_embeddings=False,
         rope_parameters={"full_attention": {"partial_rotary_factor": 0.5, "rope_theta": 300.0, "rope_type": "proportional"},
                          "sliding_attention": {"rope_theta": 60.0, "rope_type": "default"}}),
+    # A global and a local layer, with one RoPE.
+    "cwm": case(
+        [23, 2, 17], "Cwm", vocab=43, hidden=24, heads=4, kv_heads=2, mlp=36, head_dim=8, sliding_window=6, mlp_bias=False, bos_token_id=1,
+        layer_types=["full_attention", "sliding_attention"], pad_token_id=None, tie_word_embeddings=False,
+        rope_parameters={"rope_theta": 100.0, **LLAMA3_ROPE}),
     # Two layers: a local and a global one. Scores and logits reach the bend of their caps.
     "gemma2": case(
         [23, 3, 16], "Gemma2", vocab=47, hidden=24, heads=4, kv_heads=2, mlp=36, head_dim=10, rope_theta=300.0,
@@ -271,6 +276,13 @@ CASES = {
         [1, 19, 3, 12], "Lfm2", vocab=41, hidden=20, heads=2, kv_heads=1, mlp=28, block_auto_adjust_ff_dim=False,
         layer_types=["full_attention", "conv"], conv_L_cache=4, pad_token_id=None, tie_word_embeddings=False,
         rope_parameters={"rope_theta": 200.0, "rope_type": "default"}),
+    # The published form: layers of all three kinds, gates of heads, and a long convolution.
+    "lfm3": case(
+        [23, 2, 17], "Lfm3", vocab=43, hidden=24, heads=4, kv_heads=2, mlp=28, head_dim=8, num_hidden_layers=3, conv_L_cache=7,
+        conv_bias=False, sliding_window=6, layer_types=["conv", "sliding_attention", "full_attention"], use_sandwich_norm=True,
+        use_attention_gate=True, attention_bias=False, pad_token_id=None, tie_word_embeddings=True,
+        rope_parameters={"full_attention": {"partial_rotary_factor": 0.5, "rope_theta": 300.0, "rope_type": "proportional"},
+                         "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}}),
     # The published form and a shorter one. Lengths about that of a block of the delta rule, 64, and documents of one token.
     "qwen3_5": case(
         [23, 1, 64, 2], "Qwen3_5", vocab=19, hidden=10, heads=3, kv_heads=1, mlp=16, head_dim=12, num_hidden_layers=4,

@@ -26,6 +26,9 @@ inline std::vector<Family> models_for_ranks() {
   c = add("qwen3_5_moe", make_config("qwen3_5_moe", {59, 26, 2, 4, 4, 8, 38, 0, false}));
   c->mixers = {MixerKind::delta_rule, MixerKind::attention}, c->experts = 6, c->rotary_share = 0.5;
   c->delta_key_heads = 4, c->delta_value_heads = 4, c->delta_key_dim = 5, c->delta_value_dim = 3;
+  c = add("gemma4", make_config("gemma4", {47, 22, 2, 4, 4, 6, 30, 0, false}));
+  c->window = 20, c->global_kv_heads = 4;
+  add("lfm3", make_config("lfm3", {53, 28, 4, 4, 4, 6, 36, 0, true}))->window = 20;
   add("gpt_oss", make_config("gpt_oss", {47, 22, 2, 4, 4, 6, 30, 0, false}))->window = 20;
   if (kSanitized) all.erase(all.begin() + 2, all.end());
   return all;

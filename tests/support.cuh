@@ -127,8 +127,9 @@ inline std::vector<Family> families() {
   c->window = 40;
   c = add("gemma3", make_config("gemma3", {89, 26, 3, 4, 2, 10, 44, 0, true}));
   c->window = 20, c->local = {true, false, true}, c->local_rope_theta = 100, c->rope_scaling = {RopeType::linear, 4};
-  c = add("gemma3_untied", make_config("gemma3", {47, 32, 2, 2, 1, 16, 40, 0, false}));
-  c->window = 5, c->local = {true, true}, c->score_scale = 0.2;
+  c = add("gemma4", make_config("gemma4", {47, 24, 3, 4, 2, 8, 34, 0, false}));
+  c->window = 20, c->local_rope_theta = 100, c->score_cap = 3;
+  c->norm_eps = 0.1;  // of few small numbers, a norm multiplies the errors of rounding
   add("olmo2", make_config("olmo2", {59, 22, 2, 4, 2, 10, 34, 0, false}));
   add("glm4", make_config("glm4", {47, 26, 2, 3, 1, 12, 30, 0, false}));
   c = add("granite_hybrid", make_config("granitemoehybrid", {61, 20, 2, 4, 2, 8, 26, 0, true}));
@@ -141,12 +142,12 @@ inline std::vector<Family> families() {
   c = add("gemma2", make_config("gemma2", {47, 24, 3, 4, 2, 10, 36, 0, true}));
   c->window = 40, c->score_cap = 0.3, c->logit_cap = 0.7;
   add("nanochat", make_config("nanochat", {53, 22, 2, 3, 1, 12, 38, 0, false}))->logit_cap = 0.5;
-  c = add("hunyuan_relu2", make_config("hunyuan", {51, 24, 2, 3, 1, 14, 42, 0, false}));
-  c->mlp_kind = Mlp::relu2;
   add("lfm2", make_config("lfm2", {47, 26, 3, 4, 2, 10, 38, 0, true}));
+  c = add("lfm3", make_config("lfm3", {47, 26, 4, 4, 2, 10, 38, 0, true}));
+  c->window = 20, c->norm_eps = 0.1;
   c = add("qwen3_5", make_config("qwen3_5", {47, 26, 4, 4, 2, 16, 38, 0, false}));
   c->delta_key_heads = 2, c->delta_value_heads = 4, c->delta_key_dim = 5, c->delta_value_dim = 7;
-  c->norm_eps = 0.1;  // of few small numbers, a norm multiplies the errors of rounding
+  c->norm_eps = 0.1;
   c = add("olmo_hybrid", make_config("olmo_hybrid", {43, 24, 4, 4, 2, 6, 34, 0, false}));
   c->delta_key_heads = 2, c->delta_key_dim = 5, c->delta_value_dim = 7;
   c->norm_eps = 0.1, c->output_norm_eps = 0.5;
@@ -173,8 +174,8 @@ inline Config with_all_experts(Config c) {
 // One of each kind of layer.
 inline std::vector<Family> distinct_families() {
   static const std::set<std::string> distinct = {
-      "gpt2",     "gemma2", "gemma3",  "phi3",        "olmo2",     "glm4",     "granite_swa", "cohere2",
-      "nanochat", "lfm2",   "qwen3_5", "olmo_hybrid", "qwen3_moe", "lfm2_moe", "qwen3_next",  "gpt_oss"};
+      "gpt2",    "gemma2",   "gemma3", "gemma4",  "lfm3",        "phi3",      "olmo2",    "glm4",       "granite_swa",
+      "cohere2", "nanochat", "lfm2",   "qwen3_5", "olmo_hybrid", "qwen3_moe", "lfm2_moe", "qwen3_next", "gpt_oss"};
   std::vector<Family> all = families();
   std::erase_if(all, [](const Family& family) { return !distinct.contains(family.name); });
   return all;

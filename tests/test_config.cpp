@@ -208,7 +208,7 @@ TEST(ConfigFile, DeltaRulesByNameAndByInterval) {
     EXPECT_NE(refusal(other), "") << field;
   }
   json["layer_types"][2] = "conv";
-  EXPECT_PRED2(contains, refusal(json), "\"full_attention\" and \"linear_attention\" are");
+  EXPECT_PRED2(contains, refusal(json), "full_attention, linear_attention are");
 }
 
 // OLMo Hybrid has RoPE if the file has a theta, or none at all; a null turns RoPE off.
@@ -335,7 +335,7 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
       {{{"model_type", "gemma2"}, {"hidden_act", nullptr}, {"attn_logit_softcapping", 0}}, "positive or null"},
       {{{"model_type", "gemma2"}, {"hidden_act", nullptr}, {"attn_logit_softcapping", 2000}}, "soft caps"},
       {{{"hidden_act", "gelu"}}, "hidden_act"},
-      {{{"rope_scaling", {{"rope_type", "proportional"}, {"factor", 4}}}}, "proportional"},
+      {{{"rope_scaling", {{"rope_type", "spiral"}, {"factor", 4}}}}, "spiral"},
       {{{"rope_scaling", {{"type", "linear"}, {"factor", 4}}}, {"rope_parameters", {{"rope_theta", 1e4}}}},
        "rope_parameters"},
       {{{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4}}}}, "max_position_embeddings"},

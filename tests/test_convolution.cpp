@@ -18,7 +18,7 @@ Config hybrid(Index width = 3) {
 const Lengths kAroundEdges = {255, 1, 2, 253, 2, 256, 1, 255, 5};
 
 TEST(Convolution, DocumentsThatBeginBesideEdgesHaveTheGradientOfTheOracle) {
-  for (const Index width : {2, 3, 4}) {
+  for (const Index width : {2, 3, 4, 7}) {
     const Config c = hybrid(width);
     const Batch batch = packed(c, width == 3 ? kAroundEdges : Lengths{255, 1, 2, 40});
     const oracle::Result truth = oracle_gradient(c, batch, random_weights());

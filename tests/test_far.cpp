@@ -132,7 +132,7 @@ TEST(Far, KeptPartsSaveTheirRecomputation) {
     return plan(s, 600, schedule_for(Mode::stream, s, 600, kTile)).flops;
   };
   const auto attention = [](Place place) { return KeptSets().with(Part::attention, place); };
-  const double pairs = 600 * 601 / 2, forward = 4 * pairs * static_cast<double>(c.q_width() * c.layers);
+  const double pairs = 600 * 601 / 2, forward = 4 * pairs * static_cast<double>(c.attention(0).q_width() * c.layers);
   EXPECT_NEAR(flops({}) - flops(attention(Place::near)), forward, 0.01 * forward);
   EXPECT_EQ(flops(attention(Place::near)), flops(attention(Place::far)));
   EXPECT_EQ(flops(KeptParts::everything()), plan(s, 600, Schedule::full(600)).flops);

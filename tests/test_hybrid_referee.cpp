@@ -81,7 +81,7 @@ class Gemma4Referees : public SmallReferees {
  protected:
   void SetUp() override {
     Config& c = correct.config = make_config("gemma4", {13, 8, 2, 2, 1, 4, 12, 0, true});
-    c.local = {true, false}, c.window = 16;
+    c.local = {true, false}, c.wide = {false, true}, c.window = 16;
     SmallReferees::SetUp();
     save_random_model(dir / "model", c, [](Model<float>& m) {
       for (const auto& e : table(m.config, m.weights)) {
@@ -98,7 +98,7 @@ TEST_F(Gemma4Referees, NameEachDefect) {
   write(correct.config, in_float32(correct));
   EXPECT_TRUE(is_right(correct, gradients));
   for (const char* name : {"value-norm-missing", "values-after-norm", "layer-scale-missing", "layer-scale-branches",
-                           "norm-offset-added", "score-scale"}) {
+                           "norm-offset-added", "score-scale", "window-ignored", "all-layers-local"}) {
     TrainingCase wrong = correct;
     ASSERT_TRUE(named(name).apply(wrong)) << name;
     expect_found(wrong, name);

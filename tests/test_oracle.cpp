@@ -52,11 +52,11 @@ class OracleMixers : public testing::Test {
   }
   void attention_tensors() {
     x = tensor("x", batch.size(), c.hidden, 1);
-    w.q = linear("q", c.q_width(), c.hidden);
-    w.attention_gate = linear("gate", c.q_width(), c.hidden, true);
-    w.k = linear("k", c.kv_width(), c.hidden), w.v = linear("v", c.kv_width(), c.hidden);
+    w.q = linear("q", c.attention(0).q_width(), c.hidden);
+    w.attention_gate = linear("gate", c.attention(0).q_width(), c.hidden, true);
+    w.k = linear("k", c.attention(0).kv_width(), c.hidden), w.v = linear("v", c.attention(0).kv_width(), c.hidden);
     w.q_norm.weight = tensor("q_norm", 1, c.head_dim, 1), w.k_norm.weight = tensor("k_norm", 1, c.head_dim, 1);
-    w.o = linear("o", c.hidden, c.q_width());
+    w.o = linear("o", c.hidden, c.attention(0).q_width());
   }
 
   Array output(Tape& tape, MixerKind kind) const {

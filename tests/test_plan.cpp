@@ -190,7 +190,8 @@ TEST(Plan, BytesPerTokenMatchTheFormula) {
   };
   const double per_token = (peak(1 << 19) - peak(1 << 18)) / (1 << 18);
   const double expected = 2.0 * static_cast<double>(c.layers * c.hidden + c.hidden) +
-                          2.0 * 2 * static_cast<double>(c.kv_width()) + 2.0 * 4 * static_cast<double>(c.kv_width());
+                          2.0 * 2 * static_cast<double>(c.attention(0).kv_width()) +
+                          2.0 * 4 * static_cast<double>(c.attention(0).kv_width());
   // and eight numbers: token, target, position, key_begin, weight, logp, its place by token and by position
   EXPECT_NEAR(per_token, expected + 8 * 4, 1);
 }

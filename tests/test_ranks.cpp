@@ -51,7 +51,7 @@ TEST(Ranks, SequenceParallelismSendsOnlyRowsForHeads) {
     const double gradients = 4.0 * static_cast<double>(parameter_count(s.config)) * (ranks - 1) / ranks;
     return plan(s, n, schedule_for(Mode::stream, s.config, n, kTile)).sent - gradients;
   };
-  const double widths = static_cast<double>(2 * c.q_width() + 2 * c.kv_width());
+  const double widths = static_cast<double>(2 * c.attention(0).q_width() + 2 * c.attention(0).kv_width());
   const double expected = 3 * static_cast<double>(n) * widths * sizeof(float) * (ranks - 1) / (ranks * ranks);
   EXPECT_NEAR(sent(6) - sent(5), expected, 0.01 * expected);
 }

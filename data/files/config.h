@@ -47,15 +47,19 @@ inline Index read_window_pattern(const Fields& f, Index usual) {
   return usual;
 }
 
-// For each layer, whether "layer_types" says that it has this type; the only other one is full attention.
-inline std::vector<bool> layers_of_type(const Fields& f, const Config& c, const char* wanted) {
+// For each layer, whether "layer_types" says that it has this type.
+inline std::vector<bool> layers_of_type(const Fields& f, const ModelFamily& family, const Config& c,
+                                        const char* wanted) {
+  std::vector<std::string> known = {"full_attention"};
+  if (family.local != LocalLayers::none) known.push_back("sliding_attention");
+  if (*family.other_type) known.push_back(family.other_type);
   const Json& types = f.at("layer_types");
   require(types.is_array() && std::ssize(types) == c.layers, f.file,
           ": \"layer_types\" must name a type for each of the ", c.layers, " layers");
   std::vector<bool> result;
   for (const Json& type : types) {
-    require(type == "full_attention" || type == wanted, f.file, ": \"layer_types\": ", shown(type),
-            " is not supported; \"full_attention\" and ", quote(wanted), " are");
+    const bool is_known = std::ranges::any_of(known, [&](const std::string& name) { return type == name; });
+    require(is_known, f.file, ": \"layer_types\": ", shown(type), " is not supported; ", join(known), " are");
     result.push_back(type == wanted);
   }
   return result;
@@ -72,12 +76,13 @@ inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) 
   const Index pattern = most ? read_window_pattern(f, family.global_every) : 0;
   const auto first_local = f.get<Index>("max_window_layers", 28);
   if (f.has("layer_types")) {
-    c.local = layers_of_type(f, c, "sliding_attention");
+    c.local = layers_of_type(f, family, c, "sliding_attention");
   } else if (most) {
     c.local = all_but_every_layer(pattern, c.layers, family.global_first);
   } else if (upper) {
     for (Index l = 0; l < c.layers; ++l) c.local.push_back(l >= first_local);
   }
+  if (family.global_last && !c.local.empty()) c.local.back() = false;  // also if a file says otherwise
   const auto has = [&](bool local) { return std::ranges::find(c.local, local) != c.local.end(); };
   const bool some_local = has(true);
   const bool every = family.local == LocalLayers::all || family.local == LocalLayers::all_if_named;
@@ -133,21 +138,28 @@ inline void refuse_other_gemmas(const Fields& f) {
 
 // The heads of global layers; transformers 5 may list them for each of these layers.
 inline void read_global_heads(const Fields& f, Config& c) {
+  c.wide = without(c.local);
   if (!c.keys_are_values) c.global_kv_heads = c.kv_heads;
   if (!f.has("per_layer_config")) return;
   const Fields layers = f.object("per_layer_config");
-  std::optional<std::pair<Index, Index>> heads;
-  for (Index l = 0; l < c.layers; ++l) {
-    const std::string number = std::to_string(l);
-    if (c.is_local(l) || !layers.has(number.c_str())) continue;
-    const Fields layer = layers.object(number.c_str());
-    const std::pair own(layer.get<Index>("head_dim", c.head_dim), layer.get<Index>("num_key_value_heads", c.kv_heads));
+  std::vector<bool> listed(c.wide.size());
+  for (const auto& [name, own] : layers.json.items()) {  // by numbers such as 05
+    const auto l =
+        std::ranges::find_if(name, [](char c) { return c < '0' || c > '9'; }) == name.end() && name.size() < 5
+            ? static_cast<std::size_t>(std::stoi("0" + name))
+            : listed.size();
+    require(l < listed.size() && c.wide[l], layers.file, ": ", quote(name), " is not the number of a global layer");
+    const Fields layer = layers.object(name.c_str());
+    const std::pair heads(layer.get<Index>("head_dim", c.head_dim),
+                          layer.get<Index>("num_key_value_heads", c.kv_heads));
     layer.refuse_others([](const std::string&) { return false; });
-    require(!heads || heads == own, layer.file, ": heads are not those of the other global layers");
-    heads = own;
+    const bool first = std::ranges::find(listed, true) == listed.end();
+    require(first || heads == std::pair(c.global_head_dim, c.global_kv_heads), layer.file,
+            ": heads are not those of the other global layers");
+    std::tie(c.global_head_dim, c.global_kv_heads) = heads;
+    listed[l] = true;
   }
-  layers.refuse_others([](const std::string&) { return false; });
-  if (heads) std::tie(c.global_head_dim, c.global_kv_heads) = *heads;
+  require(listed == c.wide, layers.file, ": must have all global layers");
 }
 
 // Whether a file says, by a null, that no layer has RoPE.
@@ -161,9 +173,10 @@ inline void read_mixers(const Fields& f, const ModelFamily& family, Config& c) {
   const bool lfm2 = family.other_mixer == MixerKind::convolution, listed = lfm2 && f.has("full_attn_idxs");
   const Index every = lfm2 ? 1 : f.get<Index>("full_attention_interval", family.attention_every);
   require(every > 0, f.file, ": \"full_attention_interval\" must be positive");
+  require(family.local == LocalLayers::none || f.has("layer_types"), f.file, ": the field \"layer_types\" is missing");
   std::vector<bool> others = all_but_every_layer(every, c.layers);
   if (f.has("layer_types")) {
-    others = layers_of_type(f, c, family.other_type);
+    others = layers_of_type(f, family, c, family.other_type);
   } else if (listed) {
     others.assign(others.size(), true);
     for (const double l : f.numbers("full_attn_idxs")) {
@@ -292,7 +305,8 @@ inline std::string reason_against(const std::string& type) {
        {"phi4_multimodal"}},
       {"their text model rotates queries and keys by three positions, in pairs; glm4 and qwen3_vl are supported",
        {"glm4v", "glm4v_text"}},
-      {"the text model alone is supported; save it in transformers (model.language_model)", {"lfm2_vl", "llava_next"}}};
+      {"the text model alone is supported; save it in transformers (model.language_model)",
+       {"lfm2_vl", "lfm3_vl", "llava_next"}}};
   for (const auto& [reason, types] : all)
     if (types.contains(type)) return reason;
   return type.find("moe") != type.npos
@@ -334,7 +348,7 @@ inline Config config_from_json(const Json& json, const std::string& file, const 
           ": \"routed_scaling_factor\" must be positive, and at most 1000");
   if (found->local != LocalLayers::none) read_windows(f, *found, c);
   if (found->attention_every > 0) read_mixers(f, *found, c);
-  if (found->other_mixer == MixerKind::convolution && found->defaults.experts == 0) adjust_mlp(f, c);
+  if (found->adjusts_mlp) adjust_mlp(f, c);
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, *found, c);
   if (found->theta_by_layer) read_thetas(f, c);
@@ -365,10 +379,13 @@ inline Json config_to_json(const Config& c) {
   if (all || family.local == LocalLayers::most || c.window > 0)
     json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
   if (family.local == LocalLayers::upper && c.window > 0) json["use_sliding_window"] = true;
-  if (family.other_mixer == MixerKind::convolution && c.experts == 0) json["block_auto_adjust_ff_dim"] = false;
-  for (const MixerKind mixer : c.mixers)
-    json["layer_types"].push_back(mixer == MixerKind::attention ? "full_attention" : family.other_type);
-  for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");
+  if (family.adjusts_mlp) json["block_auto_adjust_ff_dim"] = false;
+  for (Index l = 0; l < c.layers && !(c.mixers.empty() && c.local.empty()); ++l) {
+    const bool local = !c.local.empty() && c.local[static_cast<std::size_t>(l)];
+    json["layer_types"].push_back(c.mixer(l) != MixerKind::attention ? family.other_type
+                                  : local                            ? "sliding_attention"
+                                                                     : "full_attention");
+  }
   if (family.rope_by_theta && !c.without_rope.empty()) json["rope_theta"] = json["rope_parameters"] = nullptr;
   for (Index l = 0; family.theta_by_layer && l < c.layers; ++l) {
     const double theta = c.is_local(l) && c.local_rope_theta > 0 ? c.local_rope_theta : c.rope_theta;

@@ -164,7 +164,7 @@ inline void read_rope(const Fields& f, const ModelFamily& family, Config& c) {
 inline void write_rope(Json& json, const Config& c) {
   const RopeScaling& s = c.rope_scaling;
   if (s.type == RopeType::plain) return;
-  if (s.type == RopeType::proportional) {
+  if (s.type == RopeType::proportional && c.local_rope_theta > 0) {
     const auto of_layers = [](const char* type, double theta) {
       return Json{{"rope_type", type}, {"rope_theta", theta}};
     };

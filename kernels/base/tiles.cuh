@@ -163,7 +163,8 @@ __device__ void multiply_shared(Numbers<M, N>& result, SharedTile<A_ROWS, A_COLS
   constexpr int inner = A_TRANSPOSED ? A_ROWS : A_COLS;
   static_assert(inner == (B_TRANSPOSED ? B_ROWS : B_COLS) && N % 2 == 0);
   const int lane = threadIdx.x % kWarp, half = lane / 16 * 8, quarter = lane / 8 % 2 * 8, eighth = lane % 8;
-#pragma unroll
+// A wide tile is unrolled in part, which takes fewer registers.
+#pragma unroll(inner > 256 ? 8 : inner / 16)
   for (int k = 0; k < inner; k += 16) {
     std::uint32_t left[M][4];
 #pragma unroll

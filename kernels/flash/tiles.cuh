@@ -28,8 +28,11 @@ struct Flash {
   static constexpr int kColumns = wide ? 128 : DIM;          // columns of dK and dV that a warp sums
   static constexpr int kPieces = DIM / (kColumns * kParts);  // of these columns, a thread block for each
 
-  __device__ static int warp_row(int m = 1) { return static_cast<int>(threadIdx.x) / kWarp % kRowWarps * 16 * m; }
-  __device__ static int part() { return static_cast<int>(threadIdx.x) / kWarp / kRowWarps; }
+  // Of a warp. Without parts, the compiler sees that there are none.
+  __device__ static int part() { return kParts == 1 ? 0 : static_cast<int>(threadIdx.x) / kWarp / kRowWarps; }
+  __device__ static int warp_row(int m = 1) {
+    return (static_cast<int>(threadIdx.x) / kWarp - part() * kRowWarps) * 16 * m;
+  }
 };
 
 // The inputs of all kernels. q holds the rows `rows` of the stream; k and v hold all rows.

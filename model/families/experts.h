@@ -154,7 +154,7 @@ inline ModelFamily granitemoe() {
 // LFM2 with experts in all but the first layers. A bias takes part in the router's choice alone.
 inline ModelFamily lfm2_moe() {
   ModelFamily f = lfm2();
-  f.name = f.type = "lfm2_moe", f.architecture = "Lfm2MoeForCausalLM";
+  f.name = f.type = "lfm2_moe", f.architecture = "Lfm2MoeForCausalLM", f.adjusts_mlp = false;
   f.defaults.experts = 8, f.defaults.experts_per_token = 2, f.defaults.dense_layers = 2;
   f.defaults.router_kind = RouterKind::sigmoid, f.defaults.router_eps = 1e-6;
   f.defaults.router_renormalised = f.defaults.router_bias = true;

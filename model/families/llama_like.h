@@ -92,6 +92,22 @@ inline ModelFamily llama() {
                     {"llama-3.2-3b",   {128256, 3072, 28, 24,  8, 128,  8192, 131072, true}, 5e5, {RopeType::llama3, 32, 8192}}}};
 }
 
+// As Llama; three of four layers are local.
+inline ModelFamily cwm() {
+  const RopeScaling rope = {RopeType::llama3, 16, 8192};
+  return {
+      .name = "cwm", .type = "cwm", .architecture = "CwmForCausalLM",
+      .defaults = {.rope_theta = 1e6, .rope_scaling = rope, .window = 8192},
+      .fields = llama_fields({{"vocab_size", &Config::vocab, 128256}, {"hidden_size", &Config::hidden, 6144},
+                              {"num_hidden_layers", &Config::layers, 64}, {"num_attention_heads", &Config::heads, 48},
+                              {"num_key_value_heads", &Config::kv_heads, 8}, {"head_dim", &Config::head_dim, 128},
+                              {"intermediate_size", &Config::mlp, 21504}, {"rms_norm_eps", &Config::norm_eps, 1e-5},
+                              {"max_position_embeddings", &Config::max_length, 131072},
+                              {"rope_theta", &Config::rope_theta, 1e6}}),
+      .local = LocalLayers::most, .global_every = 4, .global_first = true, .usual_window = 8192,
+      .published = {{"cwm", {128256, 6144, 64, 48, 8, 128, 21504, 131072, false}, 0, rope}}};
+}
+
 inline ModelFamily mistral() {
   return {
       .name = "mistral", .type = "mistral", .architecture = "MistralForCausalLM",

@@ -109,7 +109,7 @@ inline ModelFamily gemma4() {
       {"num_kv_shared_layers", Only{}, 0}, {"use_double_wide_mlp", Only{}, false}, {"enable_moe_block", Ignored{}},
       {"num_experts", Ignored{}}, {"top_k_experts", Ignored{}}, {"moe_intermediate_size", Ignored{}},
       {"use_bidirectional_attention", Either{"vision"}, false, Written::if_unusual}});
-  f.usual_window = 512;
+  f.usual_window = 512, f.global_last = true;
   f.modules.layer_scale = "layer_scalar";
   f.published = {{"gemma-4-12b", {262144, 3840, 48, 16,  8, 256, 15360, 262144, true}, 0, c.rope_scaling, gemma4_12b},
                  {"gemma-4-31b", {262144, 5376, 60, 32, 16, 256, 21504, 262144, true}, 0, c.rope_scaling, gemma4_31b}};
