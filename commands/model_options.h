@@ -19,11 +19,12 @@ inline std::string describe(const Config& c) {
                                            c.shared_mlp > 0 ? format(" and one of %ld", c.shared_mlp) : "")
                                   : format("MLP %ld", c.mlp);
   return format(
-      "%s, %s parameters%s: %ld layers of width %ld%s, %ld query and %ld key/value heads of %ld, %s, vocabulary "
+      "%s, %s parameters%s: %ld layers of width %ld%s, %ld query and %ld key/value heads of %ld%s, %s, vocabulary "
       "%ld%s%s%s",
       c.family, human_count(static_cast<double>(parameter_count(c))), active, c.layers, c.hidden,
       convolutions > 0 ? format(" (%ld of them short convolutions)", convolutions) : "", c.heads, c.kv_heads,
-      c.head_dim, experts, c.vocab, c.tied ? " (tied)" : "", c.window ? format(", window %ld", c.window) : "",
+      c.head_dim, c.wide.empty() ? "" : format(" (in global layers %ld of %ld)", c.global_kv_heads, c.global_head_dim),
+      experts, c.vocab, c.tied ? " (tied)" : "", c.window ? format(", window %ld", c.window) : "",
       c.root.empty() ? "" : "; text model of a multimodal checkpoint; the other tensors stay unchanged");
 }
 

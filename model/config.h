@@ -206,10 +206,12 @@ inline void validate(const Config& c) {
   for (const Index dim : {c.head_dim, c.global_head_dim})
     require(dim <= kMostHeadDim, "model: heads of width ", dim, " are wider than the ", kMostHeadDim,
             " that attention supports");
-  require(c.global_head_dim == 0 || (c.global_head_dim > 0 && c.global_head_dim % 2 == 0 && c.global_kv_heads > 0 &&
-                                     c.heads % c.global_kv_heads == 0),
+  require(c.wide.empty() || (c.global_head_dim > 0 && c.global_head_dim % 2 == 0 && c.global_kv_heads > 0 &&
+                             c.heads % c.global_kv_heads == 0),
           "model: ", c.heads, " query heads of global layers cannot share ", c.global_kv_heads,
           " key/value heads of width ", c.global_head_dim);
+  require(c.rope_scaling.share > 0 && c.rope_scaling.share <= 1,
+          "model: RoPE turns a share of a head, from 0 to 1, not ", c.rope_scaling.share);
   require(!c.value_norm || c.qk_norm == QkNorm::heads,
           "model: a norm of values needs one of each head's queries and keys");
   require(!c.keys_are_values || c.value_norm, "model: values that are keys need a norm");

@@ -131,35 +131,38 @@ inline void read_thetas(const Fields& f, Config& c) {
 inline void refuse_other_gemmas(const Fields& f) {
   require(f.get<Index>("hidden_size_per_layer_input", 256) == 0, f.file, ": models with per-layer embeddings, such as ",
           "Gemma 4 E2B and E4B, are not supported; Gemma 4 12B and 31B, and Gemma 3, are");
+  require(
+      f.get<Index>("num_kv_shared_layers", 0) == 0 && !f.get<bool>("use_double_wide_mlp", false), f.file,
+      ": layers that share keys and values, and MLPs of double width, as in Gemma 4 E2B and E4B, are not supported; ",
+      "Gemma 4 12B and 31B are");
   require(!f.get<bool>("enable_moe_block", false), f.file,
           ": models with experts beside a dense feed-forward, such as ",
           "Gemma 4 26B-A4B, are not supported; Gemma 4 12B and 31B are, and Qwen3-30B-A3B");
 }
 
-// The heads of global layers; transformers 5 may list them for each of these layers.
+// The heads of global layers. transformers 5 lists what differs from local layers, by a layer's number, such as 05.
 inline void read_global_heads(const Fields& f, Config& c) {
   c.wide = without(c.local);
   if (!c.keys_are_values) c.global_kv_heads = c.kv_heads;
   if (!f.has("per_layer_config")) return;
   const Fields layers = f.object("per_layer_config");
-  std::vector<bool> listed(c.wide.size());
-  for (const auto& [name, own] : layers.json.items()) {  // by numbers such as 05
-    const auto l =
-        std::ranges::find_if(name, [](char c) { return c < '0' || c > '9'; }) == name.end() && name.size() < 5
-            ? static_cast<std::size_t>(std::stoi("0" + name))
-            : listed.size();
-    require(l < listed.size() && c.wide[l], layers.file, ": ", quote(name), " is not the number of a global layer");
-    const Fields layer = layers.object(name.c_str());
-    const std::pair heads(layer.get<Index>("head_dim", c.head_dim),
-                          layer.get<Index>("num_key_value_heads", c.kv_heads));
-    layer.refuse_others([](const std::string&) { return false; });
-    const bool first = std::ranges::find(listed, true) == listed.end();
-    require(first || heads == std::pair(c.global_head_dim, c.global_kv_heads), layer.file,
-            ": heads are not those of the other global layers");
-    std::tie(c.global_head_dim, c.global_kv_heads) = heads;
-    listed[l] = true;
+  std::map<std::size_t, std::pair<Index, Index>> listed;
+  for (const auto& entry : layers.json.items()) {
+    const std::string& number = entry.key();
+    const auto layer = number.size() < 5 && number.find_first_not_of("0123456789") == number.npos
+                           ? static_cast<std::size_t>(std::stoi("0" + number))
+                           : c.wide.size();
+    require(layer < c.wide.size() && c.wide[layer] && !listed.contains(layer), layers.file, ": ", quote(number),
+            " is not the number of a global layer, or is there twice");
+    const Fields own = layers.object(number.c_str());
+    listed[layer] = {own.get<Index>("head_dim", c.head_dim), own.get<Index>("num_key_value_heads", c.kv_heads)};
+    own.refuse_others([](const std::string&) { return false; });
   }
-  require(listed == c.wide, layers.file, ": must have all global layers");
+  std::set<std::pair<Index, Index>> heads;
+  for (std::size_t l = 0; l < c.wide.size(); ++l)
+    if (c.wide[l]) heads.insert(listed.contains(l) ? listed[l] : std::pair(c.head_dim, c.kv_heads));
+  require(heads.size() <= 1, layers.file, ": global layers must have the same heads");
+  if (!heads.empty()) std::tie(c.global_head_dim, c.global_kv_heads) = *heads.begin();
 }
 
 // Whether a file says, by a null, that no layer has RoPE.
@@ -246,7 +249,10 @@ inline void read_field(const Fields& f, const Field& field, Config& c) {
       c.*meaning.member = null ? 0 : read_value<double>(f, field, c);
       require(!has || c.*meaning.member > 0, f.file, ": ", quote(field.name), " must be positive or null");
     } else if constexpr (std::is_same_v<Meaning, Either>) {
-      if (!f.has(field.name) || f.json.at(field.name) != meaning.other) f.only(field.name, value_of(field));
+      const bool usual = !f.has(field.name) || f.json.at(field.name) == value_of(field);
+      require(usual || f.json.at(field.name) == meaning.other, f.file, ": ", quote(field.name), ": ",
+              shown(f.json.at(field.name)), " is not supported; ", value_of(field).dump(), " and ",
+              quote(meaning.other), " are");
     } else if constexpr (std::is_same_v<Meaning, AllOf>) {
       for (const Json& value : f.list(field.name)) {
         if (value != meaning.other && value != value_of(field))
@@ -305,6 +311,10 @@ inline std::string reason_against(const std::string& type) {
        {"phi4_multimodal"}},
       {"their text model rotates queries and keys by three positions, in pairs; glm4 and qwen3_vl are supported",
        {"glm4v", "glm4v_text"}},
+      {"their text model is gemma4_text's; write this as model_type, and Gemma4ForCausalLM in architectures",
+       {"gemma4_unified_text"}},
+      {"they draft tokens for another model; gemma4 and gemma4_unified are supported",
+       {"gemma4_assistant", "gemma4_unified_assistant"}},
       {"the text model alone is supported; save it in transformers (model.language_model)",
        {"lfm2_vl", "lfm3_vl", "llava_next"}}};
   for (const auto& [reason, types] : all)
