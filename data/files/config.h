@@ -249,10 +249,10 @@ inline void read_field(const Fields& f, const Field& field, Config& c) {
       c.*meaning.member = null ? 0 : read_value<double>(f, field, c);
       require(!has || c.*meaning.member > 0, f.file, ": ", quote(field.name), " must be positive or null");
     } else if constexpr (std::is_same_v<Meaning, Either>) {
-      const bool usual = !f.has(field.name) || f.json.at(field.name) == value_of(field);
-      require(usual || f.json.at(field.name) == meaning.other, f.file, ": ", quote(field.name), ": ",
-              shown(f.json.at(field.name)), " is not supported; ", value_of(field).dump(), " and ",
-              quote(meaning.other), " are");
+      if (!f.has(field.name) || f.json.at(field.name) == value_of(field)) return;
+      const Json& value = f.json.at(field.name);
+      require(value == meaning.other, f.file, ": ", quote(field.name), ": ", shown(value), " is not supported; ",
+              value_of(field).dump(), " and ", quote(meaning.other), " are");
     } else if constexpr (std::is_same_v<Meaning, AllOf>) {
       for (const Json& value : f.list(field.name)) {
         if (value != meaning.other && value != value_of(field))
