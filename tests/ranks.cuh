@@ -92,7 +92,7 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
     trained.loss = result.measures.loss, trained.norm = result.gradient.norm;
   }
   std::vector<std::vector<double>> weights;
-  for (const auto& e : table(task.config, trainer.model.weights)) {
+  for (const auto& e : streambp::trained(table(task.config, trainer.model.weights))) {
     const Group group = trainer.model.in_shards(e.parameter) ? trainer.model.shards : Group{};
     e.with_matrix([&]<template <class> class M, class U>(M<U> m) {
       const std::vector<U> rows = rows_on_all<U>(dev, group, m);

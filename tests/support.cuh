@@ -143,8 +143,9 @@ inline std::vector<Family> families() {
   c->window = 40, c->score_cap = 0.3, c->logit_cap = 0.7;
   add("nanochat", make_config("nanochat", {53, 22, 2, 3, 1, 12, 38, 0, false}))->logit_cap = 0.5;
   add("lfm2", make_config("lfm2", {47, 26, 3, 4, 2, 10, 38, 0, true}));
-  c = add("lfm3", make_config("lfm3", {47, 26, 4, 4, 2, 10, 38, 0, true}));
-  c->window = 20, c->norm_eps = 0.1;
+  c = add("lfm3", make_config("lfm3", {47, 26, 3, 4, 2, 10, 38, 0, true}));
+  c->mixers = {MixerKind::convolution, MixerKind::attention, MixerKind::attention};
+  c->window = 20, c->local = {true, true, false}, c->norm_eps = 0.1;
   c = add("qwen3_5", make_config("qwen3_5", {47, 26, 4, 4, 2, 16, 38, 0, false}));
   c->delta_key_heads = 2, c->delta_value_heads = 4, c->delta_key_dim = 5, c->delta_value_dim = 7;
   c->norm_eps = 0.1;
