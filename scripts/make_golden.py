@@ -138,7 +138,7 @@ CASES = {
         layer_types=["full_attention", "sliding_attention"],
         rope_parameters={"full_attention": {"rope_theta": 500.0, **LINEAR_ROPE},
                          "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}}),
-    # The published form: global layers have wider heads, of which a share turns, and keys for values.
+    # The published form: global layers have wider heads, rotate a part of each head, and use keys as values.
     "gemma4": case(
         [23, 2, 17], "Gemma4", vocab=53, hidden=24, heads=4, kv_heads=2, mlp=36, head_dim=10, global_head_dim=16,
         num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=6, final_logit_softcapping=3.0, pad_token_id=None,
@@ -147,7 +147,7 @@ CASES = {
         moe_intermediate_size=None, use_double_wide_mlp=False, attention_bias=False, tie_word_embeddings=True,
         rope_parameters={"full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 500.0, "rope_type": "proportional"},
                          "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}}),
-    # Values of their own in all layers.
+    # All layers have a projection for values.
     "gemma4_values": case(
         [19, 8], "Gemma4", vocab=41, hidden=20, heads=2, kv_heads=1, mlp=28, head_dim=6, global_head_dim=8, attention_k_eq_v=False,
         sliding_window=5, final_logit_softcapping=None, pad_token_id=None, layer_types=["sliding_attention", "full_attention"],
