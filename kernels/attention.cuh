@@ -12,8 +12,9 @@
 // Computed in tiles of queries x keys, so no N x N matrix exists. The forward pass keeps a running maximum and sum per
 // row (online softmax): when a tile of keys raises the maximum, the sums so far are rescaled.
 //
-// Backward takes five products of 2 FLOPs for each number of a head and pair of query and key. A GPU has a kernel for dQ and
-// one for dK and dV, and both compute S and dP: seven products.
+// Forward takes two products of 2 FLOPs for each number of a head and pair of query and key, and backward takes five. A GPU
+// has a kernel for dQ and one for dK and dV, and both compute S and dP: seven products. Where two warps share the rows of a
+// wide head (kernels/flash/tiles.cuh), both compute S: three products, and fifteen.
 //
 // A call computes the query rows span.rows of the stream against keys 0 .. span.rows.end. dK and dV are summed over
 // tiles of queries from last to first. This order is the same for any chunk.
@@ -30,6 +31,15 @@
 
 namespace streambp {
 
+struct AttentionProducts {
+  double forward, backward;
+};
+template <class T>
+AttentionProducts products_of(DeviceKind device, const AttentionShape& shape) {
+  if (device != DeviceKind::cuda) return {2, 5};
+  return sizeof(T) == 2 && shape.head_dim > 256 ? AttentionProducts{3, 15} : AttentionProducts{2, 7};
+}
+
 template <class Device, class T>
 void attention(Device& dev, const AttentionOutput<T>& out, const std::type_identity_t<AttentionInput<T>>& in,
                const AttentionSpan& span) {
@@ -40,8 +50,9 @@ void attention(Device& dev, const AttentionOutput<T>& out, const std::type_ident
   require_shape("attention", "lse", out.lse, rows.size(), shape.heads);
   require(in.k.cols == kv_width && in.v.cols == kv_width && in.k.rows >= rows.end && in.v.rows >= rows.end,
           "attention: keys or values are too small");
-  auto op = dev.operation("attention", 4.0 * attention_pairs(span) * static_cast<double>(q_width),
-                          sizeof(T) * (2.0 * in.q.size() + 2.0 * kv_width * rows.end));
+  auto op = dev.operation(
+      "attention", 2 * products_of<T>(dev.kind, shape).forward * attention_pairs(span) * static_cast<double>(q_width),
+      sizeof(T) * (2.0 * in.q.size() + 2.0 * kv_width * rows.end));
   if constexpr (Device::computes) compute_attention(dev, out, in, span);
 }
 
@@ -74,7 +85,7 @@ void attention_backward(Device& dev, const AttentionGradient<T>& gradient, Input
   const AttentionGradient<T> sums = {gradient.dq, gradient.dk, gradient.dv, allocate_dq_sums(dev, gradient.dq)};
   auto op = dev.operation(
       "attention backward",
-      (dev.kind == DeviceKind::cuda ? 14.0 : 10.0) * attention_pairs(span) * static_cast<double>(q_width),
+      2 * products_of<T>(dev.kind, shape).backward * attention_pairs(span) * static_cast<double>(q_width),
       sizeof(T) * (4.0 * in.q.size() + 2.0 * kv_width * rows.end) + sizeof(A) * 4.0 * kv_width * rows.end);
   if constexpr (Device::computes) {
     compute_attention_delta<T>(dev, delta, dout, out.attended);

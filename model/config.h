@@ -21,8 +21,9 @@ namespace streambp {
 enum class Norm { rms, layer };
 enum class Positions { learned, rope };
 
-// A norm of queries and keys: of each head before or after RoPE, or of all heads together, before RoPE.
-enum class QkNorm { none, heads, heads_after_rope, all };
+// A norm of queries and keys: of each head before or after RoPE, or before RoPE: of all heads together, or a LayerNorm of
+// each head with its own weights.
+enum class QkNorm { none, heads, heads_after_rope, all, own_weights };
 
 // The part of a layer that mixes rows (model/mixer.h).
 enum class MixerKind { attention, convolution, delta_rule };
@@ -167,7 +168,9 @@ struct Config {
   bool has_pre_norms(Index layer) const { return pre_norms != swaps_norms(layer); }
   bool has_post_norms(Index layer) const { return post_norms != swaps_norms(layer); }
   NormStyle norm_style() const { return {.eps = norm_eps, .centered = norm == Norm::layer, .offset = norm_offset}; }
-  NormStyle head_norm_style() const { return {.eps = norm_eps, .centered = false, .offset = norm_offset}; }
+  NormStyle head_norm_style() const {
+    return {.eps = norm_eps, .centered = qk_norm == QkNorm::own_weights, .offset = norm_offset};
+  }
   AttentionShape attention(Index layer) const {
     const bool wide = is_wide(layer);
     return {.heads = heads,

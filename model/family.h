@@ -37,6 +37,9 @@ struct InverseSquare {
 struct OrNull {
   Member<double> member;  // a number, or null for 0
 };
+struct HasNorms {
+  QkNorm kind;  // true: of queries and keys
+};
 
 // A value that follows from fields further up.
 struct Formula {
@@ -49,8 +52,8 @@ enum class Written { always, if_unusual };
 
 struct Field {
   const char* name;  // empty: in no file
-  std::variant<Member<Index>, Member<double>, Member<bool>, Inverse, InverseSquare, OrNull, Fixed, Only, Needed, Either,
-               AllOf, Empty, Ignored>
+  std::variant<Member<Index>, Member<double>, Member<bool>, Inverse, InverseSquare, OrNull, HasNorms, Fixed, Only,
+               Needed, Either, AllOf, Empty, Ignored>
       meaning;
   // The value in files that do not have the field. Without one they must have it.
   std::variant<std::monostate, Index, double, bool, const char*, Formula> value = {};

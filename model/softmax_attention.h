@@ -87,11 +87,11 @@ struct Attention {
     rows.linear("attention", w.k, names.k, {kv, d}, Init::normal, c.qkv_bias);
     if (has_values) rows.linear("attention", w.v, names.v, {kv, d}, Init::normal, c.qkv_bias);
     if (c.has_qk_norm()) {
-      const bool all = c.qk_norm == QkNorm::all;
+      const bool own = c.qk_norm == QkNorm::own_weights, all = own || c.qk_norm == QkNorm::all;
       // Where scores are not scaled, this norm does it.
       const Init init = c.score_scale == 1 ? Init::inverse_root : Init::ones;
-      rows.norm(w.q_norm, names.q_norm, all ? q : dim, Norm::rms, init);
-      rows.norm(w.k_norm, names.k_norm, all ? kv : dim, Norm::rms);
+      rows.norm(w.q_norm, names.q_norm, all ? q : dim, Norm::rms, init, own ? c.heads : 0);
+      rows.norm(w.k_norm, names.k_norm, all ? kv : dim, Norm::rms, Init::ones, own ? shape.kv_heads : 0);
     }
     if (c.sinks) rows.row(w.sinks, names.sinks, "", {1, c.heads}, Init::zeros);
     rows.linear("attention", w.o, names.o, {d, q}, Init::residual, c.output_bias);
@@ -238,7 +238,7 @@ class SoftmaxAttention {
     project_one(projected, x, w.keys(), positions, frequencies.keys);
     norm_and_rope(k.rows, projected, w.k_norm, positions, frequencies.keys);
     if (has_values) linear(dev, c.value_norm ? a.v_projected : v.rows, x, w.values());
-    if (c.value_norm) norm(dev, normed_rows(v.rows), qk_norm_input(values_of(a), {}));
+    if (c.value_norm) qk_norm(v.rows, values_of(a), {});
     exchange.to_heads(k), exchange.to_heads(v);
   }
   void queries(const Activations& a, Matrix<T> x, Matrix<const std::int32_t> positions,
@@ -328,7 +328,7 @@ class SoftmaxAttention {
     if (c.qk_norm == QkNorm::heads && rotates) {
       return rope(dev, y, x, positions, f, Direction::forward, {weights, c.head_norm_style()});
     }
-    if (c.has_qk_norm()) norm(dev, normed_rows(y), qk_norm_input(x, weights));
+    qk_norm(y, x, weights);
     if (rotates && !norm_after_rope) rope(dev, y, y, positions, f, Direction::forward);
   }
   void project_one(Matrix<T> y, Matrix<T> x, const Linear<T>& w, Matrix<const std::int32_t> positions,
@@ -337,14 +337,35 @@ class SoftmaxAttention {
     if (rotates && norm_after_rope) rope(dev, y, y, positions, f, Direction::forward);
   }
 
-  void qk_norm_backward(Matrix<T> dx, const NormWeights<A>& g, Matrix<T> x, const NormWeights<T>& weights) {
-    norm_backward(dev, normed_rows(dx), g, normed_rows(dx), qk_norm_input(x, weights), Update::assign);
+  void qk_norm(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights) {
+    for_each_norm(x.cols, [&](Rows of) { norm(dev, normed_rows(y, of), qk_norm_input(x, weights, of)); });
   }
-  NormInput<T> qk_norm_input(Matrix<T> x, const NormWeights<T>& weights) const {
-    return {normed_rows(x), weights, c.head_norm_style(), x.cols / normed_rows(x).cols};
+  void qk_norm_backward(Matrix<T> dx, const NormWeights<A>& g, Matrix<T> x, const NormWeights<T>& weights) {
+    for_each_norm(x.cols, [&](Rows of) {
+      const Matrix<T> rows = normed_rows(dx, of);
+      norm_backward(dev, rows, columns_of(g, of), rows, qk_norm_input(x, weights, of), Update::assign);
+    });
+  }
+  // Calls f with the columns of the heads that share weights, if there are norms.
+  template <class F>
+  void for_each_norm(Index columns, F&& f) const {
+    const Index width = c.qk_norm == QkNorm::own_weights ? shape.head_dim : columns;
+    for (Index begin = 0; begin < columns && c.has_qk_norm(); begin += width) f(Rows{begin, begin + width});
+  }
+  NormInput<T> qk_norm_input(Matrix<T> x, const NormWeights<T>& weights, Rows of) const {
+    const Matrix<T> rows = normed_rows(x, of);
+    return {rows, columns_of(weights, of), c.head_norm_style(), of.size() / rows.cols};
   }
   // A row for each norm: for each head, or for all heads together.
-  Matrix<T> normed_rows(Matrix<T> x) const { return c.qk_norm == QkNorm::all ? x : x.reshape(shape.head_dim); }
+  Matrix<T> normed_rows(Matrix<T> x, Rows of) const {
+    const bool own = c.qk_norm == QkNorm::own_weights;
+    return own ? x.columns(of) : c.qk_norm == QkNorm::all ? x : x.reshape(shape.head_dim);
+  }
+  template <class U>
+  NormWeights<U> columns_of(const NormWeights<U>& weights, Rows of) const {
+    if (c.qk_norm != QkNorm::own_weights) return weights;
+    return {weights.weight ? weights.weight.columns(of) : weights.weight, {}};
+  }
   // Values before their norm.
   Matrix<T> values_of(const Activations& a) const { return has_values ? a.v_projected : a.k_projected; }
 

@@ -29,6 +29,7 @@ struct Parameter {
   bool in_layer = false;     // else of the embedding, the last norm or the head
   Index turn = 0;            // in files, the parts of a tensor take turns, so many rows each; 0: one follows the other
   Index experts = 0;         // in files, (experts x rows of each x cols)
+  Index heads = 0;           // in files, a vector is (heads x numbers of each)
   bool wide = false;         // few numbers, in float32 at least
 
   bool vector() const {
@@ -186,9 +187,10 @@ struct Section {
         if (e.parameter.name == prefix + module + tensor)
           e.parameter.turn = rows[static_cast<std::size_t>(e.parameter.part)];
   }
-  void norm(NormWeights<T>& w, const std::string& module, Index width, Norm kind, Init init = Init::ones) {
+  void norm(NormWeights<T>& w, const std::string& module, Index width, Norm kind, Init init = Init::ones,
+            Index heads = 0) {
     if (!c.norm_weight) return;
-    row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : init);
+    row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : init).heads = heads;
     if (kind == Norm::layer && c.norm_bias) row(w.bias, module, ".bias", {1, width}, Init::zeros);
   }
   // The weights of all experts, one below the other. Parts of one tensor take turns: expert by expert, or row by row.

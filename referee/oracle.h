@@ -62,20 +62,23 @@ struct LayerKind {
 };
 
 // Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
-// query heads may share a key/value head. Depending on the model, q_h and k_h are normed and rotated, or rotated and
-// normed, or the norm is that of all heads. In some models, what a head attended is multiplied by a gate before o_h.
+// query heads may share a key/value head. Depending on the model, q_h and k_h are normed (with weights that all heads share
+// or not) and rotated, or rotated and normed, or the norm is that of all heads. In some models, what a head attended is
+// multiplied by a gate before o_h.
 inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenBatch& batch, const Layer<Number>& w,
                        Array x) {
   const AttentionShape shape = c.attention(tape.layer);
   auto head = [&](Array a, Index h) { return columns(a, h * shape.head_dim, shape.head_dim); };
   auto norm_and_rope = [&](Array y, Array norm_weight, double beta, bool rotates) {
     if (c.qk_norm == QkNorm::heads) y = norm(tape, c, Norm::rms, y, norm_weight);
+    if (c.qk_norm == QkNorm::own_weights) y = norm(tape, c, Norm::layer, y, norm_weight);
     if (kind.rotates && rotates) y = rope(tape, c, c.has_local_rope(tape.layer), batch.positions, y, beta);
     if (c.qk_norm == QkNorm::heads_after_rope) y = norm(tape, c, Norm::rms, y, norm_weight);
     return y;
   };
   Array q = linear(tape, x, w.q);
   Array k = linear(tape, x, w.keys());
+  const bool own_weights = c.qk_norm == QkNorm::own_weights;
   if (c.qk_norm == QkNorm::all) q = norm(tape, c, Norm::rms, q, w.q_norm.weight);
   if (c.qk_norm == QkNorm::all) k = norm(tape, c, Norm::rms, k, w.k_norm.weight);
   const Array v = branch(tape, "branch-values", c.has_values(tape.layer) ? linear(tape, x, w.values()) : k);
@@ -83,11 +86,13 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
   if (c.attention_gate && tape.wrong.gates_attention) gate = sigmoid(tape, linear(tape, x, w.gate_of_attention()));
   for (Index h = 0; h < c.heads; ++h) {
     const Index shared = tape.wrong.heads_in_turn ? h % shape.kv_heads : h / shape.group();
-    const Array q_h =
-        branch(tape, "branch-queries",
-               norm_and_rope(head(q, h), w.q_norm.weight, c.rope_scaling.query_beta, tape.wrong.rotates_queries));
+    const Array q_h = branch(tape, "branch-queries",
+                             norm_and_rope(head(q, h), own_weights ? head(w.q_norm.weight, h) : w.q_norm.weight,
+                                           c.rope_scaling.query_beta, tape.wrong.rotates_queries));
     const Array k_h =
-        branch(tape, "branch-keys", norm_and_rope(head(k, shared), w.k_norm.weight, 0, tape.wrong.rotates_keys));
+        branch(tape, "branch-keys",
+               norm_and_rope(head(k, shared), own_weights ? head(w.k_norm.weight, shared) : w.k_norm.weight, 0,
+                             tape.wrong.rotates_keys));
     Array s = branch(tape, "branch-scores", product(tape, q_h, transpose(k_h)));
     if (c.score_cap > 0) s = soft_cap(tape, s, c.score_cap * score_root(c));
     const bool sinks = c.sinks && tape.wrong.sinks != Wrong::Sinks::missing;

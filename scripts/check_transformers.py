@@ -76,7 +76,7 @@ CONFIGS = {
     "granite_hybrid": GraniteMoeHybridConfig(
         **SIZES, **GRANITE, shared_intermediate_size=128, num_local_experts=0, position_embedding_type="rope",
         layer_types=3 * ["full_attention"], mamba_n_heads=4),
-    "cohere": CohereConfig(**SIZES),
+    "cohere": CohereConfig(**SIZES, use_qk_norm=True),
     "cohere2": Cohere2Config(**SIZES, sliding_window=48, sliding_window_pattern=3),
     "lfm3": Lfm3Config(**SIZES, head_dim=16, layer_types=["conv", "sliding_attention", "full_attention"], sliding_window=48),
     "cwm": CwmConfig(**SIZES | {"bos_token_id": 1}, head_dim=16, layer_types=["full_attention", "sliding_attention", "full_attention"], sliding_window=48),

@@ -252,6 +252,9 @@ CASES = {
     "cohere": case(
         [17, 3, 23], "Cohere", vocab=47, hidden=24, heads=3, kv_heads=1, mlp=36, rope_theta=500.0, logit_scale=0.3,
         use_qk_norm=False, attention_bias=False, pad_token_id=None),
+    "cohere_norms": case(
+        [19, 2, 18], "Cohere", vocab=41, hidden=24, heads=4, kv_heads=2, mlp=28, rope_theta=300.0, logit_scale=0.5,
+        use_qk_norm=True, attention_bias=False, pad_token_id=None),
     "cohere2": case(
         [24, 2, 18], "Cohere2", vocab=43, hidden=24, heads=4, kv_heads=2, mlp=40, rope_theta=500.0, logit_scale=0.25,
         sliding_window=6, sliding_window_pattern=2, attention_bias=False, order_of_interleaved_layers="local_attn_first",

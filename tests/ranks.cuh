@@ -13,8 +13,9 @@ inline std::vector<Family> models_for_ranks() {
   auto add = [&](std::string name, Config c) { return &all.emplace_back(Family{std::move(name), c}).config; };
   add("gpt2", make_config("gpt2", {67, 24, 2, 4, 4, 6, 100, 1200, true}));
   add("qwen3", make_config("qwen3", {83, 30, 2, 8, 4, 6, 45, 0, true}));
-  add("qwen2", make_config("qwen2", {71, 32, 1, 8, 4, 8, 36, 0, false}));
-  Config* c = add("gemma3", make_config("gemma3", {89, 26, 2, 4, 4, 10, 44, 0, true}));
+  Config* c = add("cohere", make_config("cohere", {71, 28, 1, 8, 4, 6, 36, 0, true}));
+  c->qk_norm = QkNorm::own_weights, c->logit_scale = 0.4;
+  c = add("gemma3", make_config("gemma3", {89, 26, 2, 4, 4, 10, 44, 0, true}));
   c->window = 20, c->local = {true, false}, c->local_rope_theta = 100, c->sinks = true;
   add("lfm2", make_config("lfm2", {61, 26, 3, 4, 4, 6, 38, 0, true}))->mixers = {
       MixerKind::convolution, MixerKind::attention, MixerKind::convolution};

@@ -108,7 +108,8 @@ inline std::vector<Family> families() {
   c->window = 3;
   c->rope_scaling = {.type = RopeType::yarn, .factor = 4, .original_length = 64, .query_beta = 0.2};
   add("qwen2", make_config("qwen2", {71, 28, 2, 7, 1, 4, 36, 0, true}));
-  add("qwen2_untied", make_config("qwen2", {71, 32, 1, 4, 4, 8, 36, 0, false}));
+  c = add("cohere", make_config("cohere", {71, 28, 2, 4, 2, 8, 36, 0, true}));
+  c->qk_norm = QkNorm::own_weights, c->logit_scale = 0.4;
   c = add("qwen3", make_config("qwen3", {83, 25, 2, 3, 1, 22, 45, 0, true}));
   c->rope_scaling = {.type = RopeType::longrope, .original_length = 30, .attention_factor = 1.1, .longest = 1000};
   for (int i = 0; i < 11; ++i) {
@@ -175,8 +176,8 @@ inline Config with_all_experts(Config c) {
 // One of each kind of layer.
 inline std::vector<Family> distinct_families() {
   static const std::set<std::string> distinct = {
-      "gpt2",    "gemma2",   "gemma3", "gemma4",  "lfm3",        "phi3",      "olmo2",    "glm4",       "granite_swa",
-      "cohere2", "nanochat", "lfm2",   "qwen3_5", "olmo_hybrid", "qwen3_moe", "lfm2_moe", "qwen3_next", "gpt_oss"};
+      "gpt2",   "gemma2",   "gemma3", "gemma4",  "lfm3",        "phi3",      "olmo2",    "glm4",       "granite_swa",
+      "cohere", "nanochat", "lfm2",   "qwen3_5", "olmo_hybrid", "qwen3_moe", "lfm2_moe", "qwen3_next", "gpt_oss"};
   std::vector<Family> all = families();
   std::erase_if(all, [](const Family& family) { return !distinct.contains(family.name); });
   return all;

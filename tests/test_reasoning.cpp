@@ -12,6 +12,7 @@ TEST(Reasoning, HasTheMarksOfTheTemplate) {
   EXPECT_EQ(reasoning_marks("[THINK]{{ x }}[/THINK]").close, "[/THINK]");
   EXPECT_EQ(reasoning_marks("{{ content.split('</think>')[-1] }}").open, "<think>");
   EXPECT_EQ(reasoning_marks("<|START_THINKING|>{{ x }}<|END_THINKING|>").close, "<|END_THINKING|>");
+  EXPECT_EQ(reasoning_marks("<|channel>thought\n{{ x }}<channel|>").open, "<|channel>thought");
   EXPECT_EQ(reasoning_marks("{{ content }}").open, "");
   const ReasoningMarks marks = {"<think>", "</think>"};
   EXPECT_TRUE(opened(marks, "assistant\n<think>\n").opened);

@@ -8,7 +8,7 @@ const std::vector<Types> kAllTypes = {{DType::f32}, {DType::bf16}, {DType::bf16,
 
 std::vector<Family> judged_families() {
   const std::set<std::string> chosen =
-      sized<std::set<std::string>>({"gpt2", "qwen3", "phi3", "gemma3", "granite_hybrid"}, {"qwen2_untied"});
+      sized<std::set<std::string>>({"gpt2", "qwen3", "phi3", "gemma3", "granite_hybrid"}, {"llama_biases"});
   std::vector<Family> all = families();
   std::erase_if(all, [&](const Family& family) { return !chosen.contains(family.name); });
   if (!kSanitized) all.push_back({"qwen3_5", small_hybrid()});

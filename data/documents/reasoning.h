@@ -18,6 +18,7 @@ constexpr const char* kReasoningMarks[][2] = {{"<think>", "</think>"},
                                               {"<mm:think>", "</mm:think>"},
                                               {"<|START_THINKING|>", "<|END_THINKING|>"},
                                               {"<|thought_start|>", "<|thought_end|>"},
+                                              {"<|channel>thought", "<channel|>"},
                                               {"<thinking>", "</thinking>"},
                                               {"<reasoning>", "</reasoning>"}};
 

@@ -248,6 +248,8 @@ inline void read_field(const Fields& f, const Field& field, Config& c) {
       const bool has = f.has(field.name), null = f.json.contains(field.name) && !has;
       c.*meaning.member = null ? 0 : read_value<double>(f, field, c);
       require(!has || c.*meaning.member > 0, f.file, ": ", quote(field.name), " must be positive or null");
+    } else if constexpr (std::is_same_v<Meaning, HasNorms>) {
+      c.qk_norm = read_value<bool>(f, field, c) ? meaning.kind : QkNorm::none;
     } else if constexpr (std::is_same_v<Meaning, Either>) {
       if (!f.has(field.name) || f.json.at(field.name) == value_of(field)) return;
       const Json& value = f.json.at(field.name);
@@ -283,6 +285,7 @@ inline Json written_value(const Field& field, const Config& c) {
       return whole < 1e9 && std::abs(value - whole) < 1e-9 * whole ? Json(static_cast<Index>(whole)) : Json(value);
     }
     if constexpr (std::is_same_v<Meaning, OrNull>) return c.*meaning.member > 0 ? Json(c.*meaning.member) : Json();
+    if constexpr (std::is_same_v<Meaning, HasNorms>) return c.qk_norm == meaning.kind;
     if constexpr (std::is_same_v<Meaning, AllOf>)
       return std::vector(static_cast<std::size_t>(c.layers), value_of(field));
     if constexpr (std::is_member_pointer_v<Meaning>) return c.*meaning;

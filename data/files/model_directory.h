@@ -151,7 +151,7 @@ class ModelFiles {
       require(tensor->dtype == embedding.dtype && tensor->shape == embedding.shape &&
                   std::memcmp(tensor->data, embedding.data, tensor->bytes) == 0,
               tensor->where, " differs from the embedding, but config.json says that they are tied; set ",
-              "\"tie_word_embeddings\" to false");
+              "\"tie_word_embeddings\" to false", c.root.empty() ? "" : ", in \"text_config\" too");
       forget(*tensor), forget(embedding);
     }
   }

@@ -141,6 +141,8 @@ inline void read_rope(const Fields& f, const ModelFamily& family, Config& c) {
             ": has both \"rope_scaling\" and \"rope_parameters\", of earlier and of newer files; remove one of them");
     const Fields rope = f.object("rope_parameters");
     if (!rope.has("full_attention")) {
+      require(family.defaults.global_head_dim == 0, rope.file,
+              ": \"full_attention\" and \"sliding_attention\" are missing");
       read(rope);
     } else {
       require(c.local_rope_theta > 0, rope.file, ": ", family.name,

@@ -31,7 +31,10 @@ std::vector<std::int64_t> stored_shape(const Table<T>& parts) {
   const Parameter& p = parts.front().parameter;
   Index length = 0;
   for (const Entry<T>& e : parts) length += e.parameter.length();
-  if (p.vector()) return p.experts > 0 ? std::vector<std::int64_t>{p.experts, length / p.experts} : std::vector{length};
+  if (p.vector()) {
+    const Index pieces = most(p.experts, p.heads);
+    return pieces > 0 ? std::vector<std::int64_t>{pieces, length / pieces} : std::vector{length};
+  }
   if (in_turn_by_expert(p)) return {length / p.experts, p.cols * p.experts};
   if (p.per_channel) return {length, 1, p.cols};
   if (p.experts > 0 && p.transposed) return {p.experts, p.cols, length / p.experts};

@@ -24,6 +24,7 @@ inline void gemma4_12b(Config& c) { gemma4_31b(c), c.global_kv_heads = 1; }
 inline void score_scale_12th(Config& c) { c.score_scale = 1.0 / 12; }
 inline void all_global(Config& c) { c.window = 0, c.local.assign(c.local.size(), false), c.without_rope.clear(); }
 inline void logit_scale_8th(Config& c) { c.logit_scale = 0.125; }
+inline void command_r_plus(Config& c) { c.qk_norm = QkNorm::own_weights, c.logit_scale = 0.8333333333333334; }
 inline void logit_scale_4th(Config& c) { c.logit_scale = 0.25; }
 
 // clang-format off
@@ -237,9 +238,10 @@ inline ModelFamily cohere() {
                               {"logit_scale", &Config::logit_scale, 0.0625},
                               {"rope_theta", &Config::rope_theta, 5e5},
                               {"tie_word_embeddings", &Config::tied, true},
-                              {"use_qk_norm", Only{}, false}}),
+                              {"use_qk_norm", HasNorms{QkNorm::own_weights}, false}}),
       .published = {{"command-r",         {256000, 8192, 40, 64, 64, 128, 22528, 131072, true}, 8e6},
                     {"command-r-08-2024", {256000, 8192, 40, 64,  8, 128, 24576, 131072, true}, 4e6},
+                    {"command-r-plus",    {256000, 12288, 64, 96, 8, 128, 33792, 131072, true}, 75e6, {}, command_r_plus},
                     {"aya-expanse-8b",    {256000, 4096, 32, 32,  8, 128, 14336,   8192, true}, 1e4, {}, logit_scale_8th}}};
 }
 
@@ -249,7 +251,7 @@ inline ModelFamily cohere2() {
   f.name = f.type = "cohere2", f.architecture = "Cohere2ForCausalLM";
   f.defaults.window = 4096;
   f.fields = with_changes(f.fields, {
-      {"rope_theta", &Config::rope_theta, 1e4}, {"rotary_pct", Only{}, 1.0}, {"use_gated_activation", Only{}, true}, {"use_parallel_block", Only{}, true},
+      {"use_qk_norm", Only{}, false}, {"rope_theta", &Config::rope_theta, 1e4}, {"rotary_pct", Only{}, 1.0}, {"use_gated_activation", Only{}, true}, {"use_parallel_block", Only{}, true},
       {"use_parallel_embedding", Ignored{}}, {"use_embedding_sharing", Ignored{}}, {"layer_switch", Ignored{}},
       {"position_embedding_type", Only{}, "rope_gptj"}, {"order_of_interleaved_layers", Only{}, "local_attn_first"}});
   f.local = LocalLayers::most, f.global_every = 4, f.local_rope = true;
