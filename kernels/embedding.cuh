@@ -11,6 +11,8 @@
 #include "kernels/base/device.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
+#include "kernels/elementwise.cuh"
+#include "kernels/four_bits.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
 #endif
@@ -25,10 +27,11 @@ struct EmbeddingIndex {
   Index lanes = 1;
 };
 
-// With RoPE the table of positions is empty.
+// With RoPE the table of positions is empty; without `tokens`, that table is quantised.
 template <class T>
 struct EmbeddingTables {
   Matrix<T> tokens, positions;
+  FourBits quantised = {};
 };
 
 template <class Device, class T>
@@ -36,6 +39,11 @@ void embedding(Device& dev, Matrix<T> x, const EmbeddingIndex& index,
                const std::type_identity_t<EmbeddingTables<T>>& tables, double scale) {
   require_shape("embedding", "tokens", index.tokens, 1, x.rows);
   require_shape("embedding", "positions", index.positions, 1, x.rows);
+  if (!tables.tokens) {
+    dequantise(dev, x, tables.quantised.blocks, index.tokens);
+    if (scale != 1) streambp::scale(dev, x, scale);
+    return;
+  }
   require_shape("embedding", "tokens' table", tables.tokens, tables.tokens.rows, x.cols);
   if (tables.positions) require_shape("embedding", "positions' table", tables.positions, tables.positions.rows, x.cols);
   auto op = dev.operation("embedding", tables.positions ? x.size() : 0, 2.0 * sizeof(T) * x.size());

@@ -12,11 +12,7 @@
 // scales. Its block scales are 1. The first code is in the lower half of a byte.
 #pragma once
 
-#include "kernels/base/device.cuh"
-#include "kernels/base/matrix.cuh"
-#ifdef STREAMBP_CUDA
-#include "kernels/base/packs.cuh"
-#endif
+#include "kernels/blocks.cuh"
 
 namespace streambp {
 
@@ -26,12 +22,6 @@ constexpr float nf4_value(unsigned code) {
                               -0.2844413817f, -0.1847734302f, -0.0910500363f, 0.0f,
                               0.0795802996f,  0.1609302014f,  0.2461123019f,  0.3379152417f,
                               0.4407098293f,  0.5626170039f,  0.7229568362f,  1.0f};
-  return values[code];
-}
-
-// Two bits of exponent, one of mantissa.
-constexpr float mxfp4_value(unsigned code) {
-  constexpr float values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6};
   return values[code];
 }
 
@@ -48,8 +38,13 @@ struct FourBits {
   OriginalType type = OriginalType::f32;
   Index scales = kNf4Blocks;  // of a block scale: 256, or 1
   bool mxfp4 = false;
+  Blocks blocks = {};  // instead of all that
 
-  explicit operator bool() const { return static_cast<bool>(codes); }
+  explicit operator bool() const { return codes || blocks; }
+  double bytes_of_weight() const {
+    const BlockSize size = size_of_block(blocks.type);
+    return size.bytes > 0 ? 1.0 * size.bytes / size.weights() : 0.5 + 1.0 / static_cast<double>(block());
+  }
   constexpr Index block() const { return mxfp4 ? kMxfp4Block : kNf4Block; }
   constexpr float value(unsigned code) const { return mxfp4 ? mxfp4_value(code) : nf4_value(code); }
   STREAMBP_INLINE unsigned code(Index i) const { return codes(0, i / 2) >> ((i % 2 == 0) != mxfp4 ? 4 : 0) & 15; }
@@ -58,6 +53,7 @@ struct FourBits {
 // w = the weights in the type of w. `later`: counts the work, which is done when experts are chosen.
 template <class Device, class T>
 void dequantise(Device& dev, Matrix<T> w, const FourBits& q, bool later = false) {
+  if (q.blocks) return dequantise(dev, w, q.blocks);
   require_shape("4 bits", "codes", q.codes, 1, ceil_div(w.size(), 2));
   require_shape("4 bits", "scales", q.scale_codes, 1, ceil_div(w.size(), q.block()));
   require_shape("4 bits", "block scales", q.block_scales, 1, ceil_div(q.scale_codes.cols, q.scales));
@@ -69,22 +65,6 @@ void dequantise(Device& dev, Matrix<T> w, const FourBits& q, bool later = false)
 
 constexpr float rounded_to(OriginalType type, float x) {
   return type == OriginalType::bf16 ? BFloat16(x) : type == OriginalType::f16 ? Float16(x) : x;
-}
-
-// Compilers may not fuse these.
-constexpr float rounded_product(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-constexpr float rounded_sum(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fadd_rn(a, b);
-#else
-  return a + b;
-#endif
 }
 
 constexpr float scale_of_block(const FourBits& q, Index block) {

@@ -84,7 +84,8 @@ template <class T>
 void compute_grouped_matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, const Routes& routes,
                                            Update update) {
   cpu::for_each_piece_of_groups(routes, dx.cols, [&](Index e, Rows rows, Rows cols) {
-    cpu::multiply_input_unit<T>(dx.slice(rows).columns(cols), dy.slice(rows), w.lane(e, dy.cols).columns(cols), update);
+    cpu::multiply_input_unit<T, T>(dx.slice(rows).columns(cols), dy.slice(rows), w.lane(e, dy.cols).columns(cols),
+                                   update);
   });
 }
 

@@ -38,14 +38,14 @@ void matmul(Device& dev, Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bias = {}
   if constexpr (Device::computes) compute_matmul<Y, T>(dev, y, x, w, bias, residual);
 }
 
-// dx = dy w, or dx += dy w
-template <class Device, class T>
-void matmul_backward_input(Device& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
+// dx = dy w, or dx += dy w. dx may have the type of the sums.
+template <class Device, class X, class T = X>
+void matmul_backward_input(Device& dev, Matrix<X> dx, Input<T> dy, Input<T> w, Update update) {
   require_shape("matmul backward", "dy", dy, dx.rows, w.rows);
   require_shape("matmul backward", "dx", dx, dy.rows, w.cols);
   auto op = dev.operation("matmul dx", 2.0 * dx.size() * w.rows,
-                          sizeof(T) * (dx.size() * (update == Update::add ? 2 : 1) + w.size() + dy.size()));
-  if constexpr (Device::computes) compute_matmul_backward_input(dev, dx, dy, w, update);
+                          sizeof(X) * dx.size() * (update == Update::add ? 2 : 1) + sizeof(T) * (w.size() + dy.size()));
+  if constexpr (Device::computes) compute_matmul_backward_input<X, T>(dev, dx, dy, w, update);
 }
 
 // dw += dyᵀ x, dbias += Σ dy, in one or several lanes. Empty ones are not computed: their weights are frozen.
@@ -126,8 +126,8 @@ void multiply_unit(Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bias = {}, Inpu
 }
 
 // dx = dy w, or dx += dy w, for a unit.
-template <class T>
-void multiply_input_unit(Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
+template <class X, class T>
+void multiply_input_unit(Matrix<X> dx, Input<T> dy, Input<T> w, Update update) {
   using A = Accumulator<T>;
   compute_in_sums(dx, [&](Matrix<A> sums) {
     for (Index i = 0; i < sums.rows; ++i) {
@@ -152,10 +152,10 @@ void compute_matmul(Cpu&, Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bias, In
   });
 }
 
-template <class T>
-void compute_matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
+template <class X, class T>
+void compute_matmul_backward_input(Cpu&, Matrix<X> dx, Input<T> dy, Input<T> w, Update update) {
   cpu::for_each_unit(dx.rows, dx.cols, [&](Rows rows, Rows cols) {
-    cpu::multiply_input_unit<T>(dx.slice(rows).columns(cols), dy.slice(rows), w.columns(cols), update);
+    cpu::multiply_input_unit<X, T>(dx.slice(rows).columns(cols), dy.slice(rows), w.columns(cols), update);
   });
 }
 
@@ -188,10 +188,10 @@ void compute_matmul(Cuda& dev, Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bia
   }
 }
 
-template <class T>
-void compute_matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
+template <class X, class T>
+void compute_matmul_backward_input(Cuda& dev, Matrix<X> dx, Input<T> dy, Input<T> w, Update update) {
   if (w.cols == 1)
-    return cuda::one_column<T, T>(dev, dx, dy, w.data, w.stride, nullptr, update == Update::add ? dx : Matrix<T>());
+    return cuda::one_column<X, T>(dev, dx, dy, w.data, w.stride, nullptr, update == Update::add ? dx : Matrix<X>());
   for (const Rows part : cuda::parts_of(w.rows)) {
     cuda::input_product<T>(dx, dy.columns(part), w.slice(part), dx, update).compute(dev);
     update = Update::add;

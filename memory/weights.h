@@ -85,10 +85,16 @@ class Weights {
     return slot.weights;
   }
 
+  // On a CPU, products dequantise blocks themselves, some rows at a time (model/linear.h): that needs less memory. For a GPU's
+  // products it would take too long.
+  bool is_dequantised(const Entry<T>& e) const {
+    return e.quantised && !(e.quantised->blocks.type != BlockType::none && dev_.kind == DeviceKind::cpu);
+  }
+
   // Experts follow when rows choose them (kernels/chosen_experts.cuh). The plan takes the worst: all of them.
   const Layer<T>& dequantise(Index layer) {
     for (const Entry<T>& e : open(slots_[0], layer))
-      if (e.quantised) streambp::dequantise(dev_, *e.matrix, *e.quantised, e.parameter.experts > 0);
+      if (is_dequantised(e)) streambp::dequantise(dev_, *e.matrix, *e.quantised, e.parameter.experts > 0);
     if (slots_[0].weights.routed.ready = ready_; ready_) zero(dev_, ready_);
     return slots_[0].weights;
   }
@@ -125,7 +131,7 @@ class Weights {
     Index used = 0;
     for (const Entry<T>& e : table) {
       const Parameter& p = e.parameter;
-      if (!e.quantised && !model_.in_shards(p) && !e.is_far()) continue;
+      if (!is_dequantised(e) && !model_.in_shards(p) && !e.is_far()) continue;
       if (memory) *e.matrix = memory.columns(used, p.rows * p.cols).reshape(p.cols);
       used += round_up(p.rows * p.cols, static_cast<Index>(Arena::kAlignment / sizeof(T)));
     }

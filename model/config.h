@@ -11,6 +11,7 @@
 
 #include "kernels/activation.cuh"
 #include "kernels/attention_shape.h"
+#include "kernels/base/blocks.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
 #include "kernels/router.cuh"
@@ -117,8 +118,9 @@ struct Config {
   std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
   std::optional<std::set<std::string>> trained = {};
   Base base = Base::plain;
-  bool plain_scales = false;  // of weights in 4 bits: without double quantisation
-  bool mxfp4 = false;         // experts are in MXFP4 in files
+  bool plain_scales = false;                     // of weights in 4 bits: without double quantisation
+  bool mxfp4 = false;                            // experts are in MXFP4 in files
+  std::map<std::string, BlockType> blocks = {};  // weights that stay as a GGUF file stores them, by name
 
   bool operator==(const Config&) const = default;
 
@@ -129,7 +131,7 @@ struct Config {
     };
     return mxfp4 && trained && std::ranges::none_of(*trained, of_experts);
   }
-  bool in_4_bits() const { return base == Base::nf4 || keeps_mxfp4(); }  // some weights, or all
+  bool in_4_bits() const { return base == Base::nf4 || keeps_mxfp4() || !blocks.empty(); }  // some weights, or all
   Index delta_key_width() const { return delta_key_heads * delta_key_dim; }
   Index delta_value_width() const { return delta_value_heads * delta_value_dim; }
   Index delta_width() const { return 2 * delta_key_width() + delta_value_width(); }  // of queries, keys and values

@@ -37,6 +37,7 @@ Table<T> embedding_table(const Config& c, Tensors<T>& w) {
   const Modules& names = family_of(c).modules;
   Section<T> rows = {c};
   rows.row(w.embedding.tokens, module_name(c, names.tokens), ".weight", {c.vocab, c.hidden}, Init::normal);
+  rows.in_blocks(w.embedding.quantised);
   if (c.positions == Positions::learned)
     rows.row(w.embedding.positions, names.positions, ".weight", {c.max_length, c.hidden}, Init::normal);
   return std::move(rows.table);
@@ -46,7 +47,10 @@ template <class T>
 Table<T> head_table(const Config& c, Tensors<T>& w) {
   Section<T> rows = {c};
   rows.norm(w.norm, module_name(c, family_of(c).modules.norm), c.hidden, c.norm);
-  if (!c.tied) rows.row(w.head.weight, "lm_head", ".weight", {c.vocab, c.hidden}, Init::normal);
+  if (!c.tied) {
+    rows.row(w.head.weight, "lm_head", ".weight", {c.vocab, c.hidden}, Init::normal);
+    rows.in_blocks(w.head.quantised);
+  }
   return std::move(rows.table);
 }
 
@@ -110,7 +114,10 @@ void allocate_weights(Device& dev, Model<T>& model) {
   allocate(dev, near, Kind::weights, model.shards);
   for (const Entry<T>& e : all) {
     const Parameter& p = e.parameter;
-    if (e.quantised) {
+    if (e.quantised && e.quantised->blocks.type != BlockType::none) {
+      Blocks& blocks = e.quantised->blocks;
+      blocks.bytes = allocate<std::uint8_t>(dev, p.rows, bytes_of_row(blocks.type, p.cols), Kind::weights);
+    } else if (e.quantised) {
       const bool mxfp4 = e.quantised->mxfp4, plain_scales = model.config.plain_scales && !mxfp4;
       *e.quantised = allocate_four_bits(dev, p.rows * p.cols, plain_scales ? 1 : kNf4Blocks, mxfp4);
     }
@@ -139,7 +146,9 @@ void initialise(Device& dev, const Model<T>& model, const Table<T>& rows, std::u
     const Parameter& p = e.parameter;
     InitialValues values = initial_values(p, model.config.layers, Random(seed, stream++), spread);
     if (model.in_shards(p)) values.first = static_cast<std::uint64_t>(shard(p.rows, model.shards).begin * p.cols);
-    if (e.quantised) {
+    if (e.quantised && e.quantised->blocks) {
+      zero(dev, e.quantised->blocks.bytes);  // most types are only read
+    } else if (e.quantised) {
       const std::vector<float> weights = on_host<float>(values, p.rows * p.cols);
       upload(dev, *e.quantised, e.quantised->mxfp4 ? quantise_mxfp4(weights) : quantise(weights));
     } else {

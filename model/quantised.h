@@ -73,6 +73,13 @@ void dequantise(const FourBitNumbers& n, Matrix<T> weights) {
 template <class T, class Device>
 std::vector<T> dequantised_on_host(Device& dev, const FourBits& q, Index size) {
   std::vector<T> values(static_cast<std::size_t>(size));
+  if (const Index rows = q.blocks.bytes.rows) {
+    std::vector<std::uint8_t> bytes = to_host(dev, q.blocks.bytes);
+    Cpu host(0);
+    dequantise(host, Matrix<T>(values.data(), rows, size / rows),
+               {q.blocks.type, {bytes.data(), rows, q.blocks.bytes.cols}, q.blocks.columns});
+    return values;
+  }
   dequantise(FourBitNumbers{to_host(dev, q.codes), to_host(dev, q.scale_codes), to_host(dev, q.block_scales),
                             to_host(dev, q.scale_values), q.offset, q.type, q.scales, q.mxfp4},
              Matrix<T>(values.data(), 1, size));

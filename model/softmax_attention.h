@@ -161,7 +161,7 @@ class SoftmaxAttention {
   // Writes K and V of some rows.
   void summarise(const StreamRows& at, Matrix<T> x, const Summary<T>& past) {
     Activations a;
-    const Index width = w.k.weight.rows;
+    const Index width = w.k.outputs();
     if (c.has_qk_norm()) a.k_projected = matrix(x.rows, width);
     if (c.value_norm && has_values) a.v_projected = matrix(x.rows, width);
     keys_values(a, past.slice(at.rows), x, at.positions);

@@ -100,7 +100,9 @@ struct Tensors {
   explicit Tensors(const Config& c) : layers(static_cast<std::size_t>(c.layers)) {}
 
   // The head's linear layer. A tied head has no tensor: it is the embedding's table.
-  Linear<T> output() const { return head.weight ? head : Linear<T>{embedding.tokens, {}}; }
+  Linear<T> output() const {
+    return head.weight || head.quantised ? head : Linear<T>{embedding.tokens, {}, {}, embedding.quantised};
+  }
 };
 
 // A row of the table and its tensor. If that is quantised or in far memory, the matrix is empty.
@@ -187,6 +189,12 @@ struct Section {
         if (e.parameter.name == prefix + module + tensor)
           e.parameter.turn = rows[static_cast<std::size_t>(e.parameter.part)];
   }
+  // The last weight may stay as a GGUF file stores it.
+  void in_blocks(FourBits& q) {
+    const auto found = c.blocks.find(table.back().parameter.name);
+    if (found == c.blocks.end()) return;
+    table.back().quantised = &q, q.blocks.type = found->second;  // not a tensor, but set with them
+  }
   void norm(NormWeights<T>& w, const std::string& module, Index width, Norm kind, Init init = Init::ones,
             Index heads = 0) {
     if (!c.norm_weight) return;
@@ -220,6 +228,7 @@ struct Section {
     weight.group = group, weight.transposed = family_of(c).modules.transposed;
     table.back().far = &w.far;
     if (c.base == Base::nf4) table.back().quantised = &w.quantised;
+    in_blocks(w.quantised);
     if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros);
     adapter(w, module, shape, part);
   }

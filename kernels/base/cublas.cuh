@@ -251,8 +251,8 @@ Product forward_product(Matrix<Y> y, Input<T> x, Input<T> w, const void* bias, I
   return {y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias, start, update, Along::result};
 }
 // dx = dy w, with Update::add also + start
-template <class T>
-Product input_product(Matrix<T> dx, Input<T> dy, Input<T> w, Input<T> start, Update update) {
+template <class T, class X>
+Product input_product(Matrix<X> dx, Input<T> dy, Input<T> w, Input<X> start, Update update) {
   return {dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, start, update, Along::result};
 }
 // dw = dyᵀ x, or dw += dyᵀ x
