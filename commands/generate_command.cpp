@@ -71,7 +71,7 @@ class GenerateCommand : public Command {
     source.resolve();
     config = source.config();
     model = source.model;
-    require(fs::exists(fs::path(model) / "tokenizer.json"), model,
+    require(has_file(fs::path(model) / "tokenizer.json"), model,
             ": has no tokenizer.json, so text cannot become tokens; copy the model's tokenizer.json there");
     choose_sampling();
     prompter.emplace(model, chat, system, read_tools(tools_file));
@@ -328,7 +328,7 @@ class GenerateCommand : public Command {
     for (const auto& e : table(used, none))
       if (e.quantised) {
         const auto active = static_cast<double>(active_numbers(e.parameter, used));
-        quantised += active, bytes += active * (0.5 + 1.0 / static_cast<double>(e.quantised->block()));
+        quantised += active, bytes += active * e.quantised->bytes_of_weight();
       }
     return (static_cast<double>(numbers) - quantised) * (step.dtype == DType::bf16 ? 2 : 4) + bytes;
   }

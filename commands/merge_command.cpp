@@ -15,18 +15,22 @@ constexpr const char* kMergeDescription =
     "Each weight becomes weight + scale b a, in float32, rounded to the type of the base's files. The result is a "
     "model\n"
     "directory like that of the base; it needs no adapters any more. It needs memory for one tensor\n"
-    "of the base at a time.";
+    "of the base at a time.\n\n"
+    "If the base is a GGUF file, the result can be one, too: the merged weights are in the type\n"
+    "--save-dtype, everything else stays as it is. Other types are llama-quantize's.\n\n"
+    "  streambp merge --adapter tuned --out merged.gguf --save-dtype q8_0";
 
 class MergeCommand : public Command {
  public:
   explicit MergeCommand(CLI::App& app) : Command(app, "merge", kMergeDescription) {
     source.add_to(options);
     options.require("--adapter");
-    options.add("--out", &out, "The model directory to write; it must not exist");
+    options.add("--out", &out, "The model directory or GGUF file to write; it must not exist");
     options.require("--out");
     options.add("--save-dtype", &save_dtype,
-                "Type of the saved weights; same: as in the base; what is in 4 bits and gets adapters: bf16",
-                checks::one_of({"same", "f32", "bf16", "f16"}));
+                "Type of the saved weights; same: as in the base; what is in 4 bits and gets adapters: bf16, in GGUF "
+                "files q8_0",
+                checks::one_of({"same", "f32", "bf16", "f16", "q8_0", "q4_0"}));
   }
 
  private:
@@ -39,6 +43,8 @@ class MergeCommand : public Command {
     source.resolve();
     check_base();
     const Config config = source.config();
+    if (extension_of(out) == ".gguf") return save_gguf(config);
+    require(save_dtype[0] != 'q', "--save-dtype ", save_dtype, " is for GGUF files; name one with --out FILE.gguf");
     ModelLayout layout{fs::path(source.model)};
     const auto adapted = [&](const Parameter& p) { return p.experts > 0 && config.adapters.contains(p.module()); };
     if (save_dtype == "same" && read_config(source.model).base == Base::nf4) save_dtype = "bf16";
@@ -50,9 +56,19 @@ class MergeCommand : public Command {
     print("%s: %s with the adapters of %s\n", out, source.model, source.adapter);
   }
 
+  void save_gguf(const Config& config) {
+    require(is_gguf(source.model), source.model, ": is not a GGUF file, so ", out, " cannot be like it; merge to a ",
+            "directory, and convert that with llama.cpp's convert_hf_to_gguf.py");
+    const std::map<std::string, BlockType> types = {{"f32", BlockType::f32},   {"f16", BlockType::f16},
+                                                    {"bf16", BlockType::bf16}, {"q4_0", BlockType::q4_0},
+                                                    {"q8_0", BlockType::q8_0}, {"same", BlockType::q8_0}};
+    Merge(source.model, source.adapter, config).save_gguf(out, source.model, types.at(save_dtype));
+    print("%s: %s with the adapters of %s\n", out, source.model, source.adapter);
+  }
+
   // Adapters that this program trained say what their base holds.
   void check_base() const {
-    require(fs::exists(fs::path(source.model) / "tokenizer.json"), source.model,
+    require(has_file(fs::path(source.model) / "tokenizer.json"), source.model,
             ": has no tokenizer.json, without which ",
             "nothing could use the merged model; copy the tokenizer's files of the base there");
     const Json state = is_complete_checkpoint(source.adapter) ? read_sealed_json(state_of(source.adapter)) : Json();

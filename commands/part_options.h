@@ -19,13 +19,19 @@ inline void add_base_option(OptionTable& options, std::string& base) {
       checks::one_of({"plain", "nf4", "unpacked"}));
 }
 
-inline void apply_base(const std::string& base, Config& c) {
+inline void choose_base(const std::string& base, Config& c) {
   if (base == "nf4") c.base = Base::nf4;
   if (base == "unpacked") c.mxfp4 = false;
-  if (c.base == Base::plain) return;
-  require(!c.adapters.empty(), "a base in 4 bits is never saved, so only its adapters can be trained; add --lora RANK");
+  if (base != "plain") c.blocks.clear();
+}
+inline void apply_base(const std::string& base, Config& c) {
+  choose_base(base, c);
+  if (c.base == Base::plain && c.blocks.empty()) return;
+  require(!c.adapters.empty(), "a base in 4 bits is never saved, so only its adapters can be trained; add --lora RANK",
+          c.blocks.empty() ? "" : ", or load its numbers with --base unpacked");
   for (const Parameter& p : trained_parameters(c))
-    require(*p.group == 0, p.name, " is trained, but weights in 4 bits are frozen; leave out --base or --train");
+    require(*p.group == 0 && !c.blocks.contains(p.name), p.name,
+            " is trained, but weights in 4 bits are frozen; leave out --base or --train");
 }
 
 // "17.4M of 8.2B parameters are trained"; empty if all are.
@@ -156,7 +162,7 @@ struct ModelSource {
       std::error_code error;
       const Json state = is_complete_checkpoint(adapter) ? read_sealed_json(state_of(adapter)) : Json::object();
       model = state.value("base_directory", model);
-      require(fs::is_directory(model, error), adapter, ": its base ", quote(model),
+      require(is_model(model), adapter, ": its base ", quote(model),
               " is not a directory on this machine; name the base with --model");
       require(!state.contains("base") || state["base"] == contents_key(model_directory(model)), model,
               ": has changed since the adapters of ", adapter,
@@ -169,8 +175,7 @@ struct ModelSource {
     if (!adapter.empty()) AdapterDirectory(adapter).add_to(c);
     if (adapter.empty()) {
       c.trained.emplace();  // nothing
-      if (base == "nf4") c.base = Base::nf4;
-      if (base == "unpacked") c.mxfp4 = false;
+      choose_base(base, c);
     } else {
       apply_base(base, c);
     }

@@ -287,7 +287,7 @@ class Preparation {
     run.reference = stored_reference(checkpoint);
     const Json stored = parse_json(run.reference, state);
     const fs::path model = Fields(stored, state).get<std::string>("path");
-    require(fs::is_directory(model) && model_key(model) == stored.at("model"), model.string(),
+    require(is_model(model) && model_key(model) == stored.at("model"), model.string(),
             ": is no longer the model that the run in ", o.out, " started from, which --kl needs; restore it");
     return model;
   }

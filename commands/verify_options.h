@@ -83,7 +83,7 @@ class VerifyInput {
   // Without a batch.
   void prepare_model() {
     model.model = local_model(model.model);
-    if (fs::is_directory(model.model)) weights = model.model = model_directory(model.model);
+    if (is_model(model.model)) weights = model.model = model_directory(model.model);
     config = model.config(length_);
     choose_part();
   }
@@ -108,7 +108,7 @@ class VerifyInput {
   // What is trained: what the options say, or what the adapters' files say.
   void choose_part() {
     if (adapter.empty()) return part.apply(config);
-    require(fs::is_directory(model.model), "--adapter goes with --model DIR, the base of the adapters");
+    require(is_model(model.model), "--adapter goes with --model DIR, the base of the adapters");
     options_->only(PartOptions::kFlags, false, " is for new adapters, without --adapter; leave it out");
     adapter = adapter_directory(adapter);
     AdapterDirectory(adapter).add_to(config);
@@ -128,7 +128,7 @@ class VerifyInput {
 
   // Documents in the order of the data, up to `length` tokens.
   Batch documents_of_data() {
-    require(fs::is_directory(model.model), "--data goes with --model DIR, a model directory with a tokenizer");
+    require(is_model(model.model), "--data goes with --model DIR, a model directory with a tokenizer");
     const TokenFile file = tokenised(data_parts(data_), model.model, data_options_, cache_directory());
     file.require_vocabulary(config.vocab);
     const Index longest = config.positions == Positions::learned ? config.max_length : length_;

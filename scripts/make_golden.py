@@ -289,7 +289,8 @@ CASES = {
     # The published form and a shorter one. Lengths about that of a block of the delta rule, 64, and documents of one token.
     "qwen3_5": case(
         [23, 1, 64, 2], "Qwen3_5", vocab=19, hidden=10, heads=3, kv_heads=1, mlp=16, head_dim=12, num_hidden_layers=4,
-        layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"], **DELTA,
+        layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        **DELTA | dict(linear_key_head_dim=6, linear_value_head_dim=6),  # llama.cpp knows one width only
         attention_bias=False, attn_output_gate=True, full_attention_interval=4, mamba_ssm_dtype="float32",
         mlp_only_layers=[], mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=False, partial_rotary_factor=0.5,
         rope_parameters={"mrope_interleaved": True, "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.5,

@@ -10,7 +10,7 @@ class DataChecks {
  public:
   DataChecks(const TokenFile& file, const fs::path& model, const DataOptions& options)
       : file_(file), model_(model), options_(options) {
-    if (!fs::exists(model / "tokenizer.json")) return;
+    if (!has_file(model / "tokenizer.json")) return;
     tokenizer_ = read_tokenizer(model);
     const std::vector<std::int32_t> stop = read_eos_tokens(model).ids;
     std::vector<bool> ends;
@@ -121,9 +121,9 @@ class DataChecks {
   // Rows of zeros, or equal rows, were never trained.
   template <class Warn>
   void check_embeddings(const Warn& warn) const {
-    const bool weights =
-        fs::exists(model_ / "model.safetensors") || fs::exists(model_ / "model.safetensors.index.json");
-    if (!fs::exists(model_ / "config.json") || !weights) return;  // a tokenizer alone
+    const bool weights = is_gguf(model_) || fs::exists(model_ / "model.safetensors") ||
+                         fs::exists(model_ / "model.safetensors.index.json");
+    if (!has_file(model_ / "config.json") || !weights) return;  // a tokenizer alone
     const Config c = read_config(model_);
     const ModelFiles files(model_, c.root);
     const Tensor& table = files.at(parameters_of(c).front().name);

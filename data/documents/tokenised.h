@@ -221,8 +221,9 @@ inline std::string data_key(const std::vector<DataPart>& data, const fs::path& m
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
                            "chat_template.json", "generation_config.json", "config.json"}) {
     const auto path = model / name;
-    if (fs::exists(path)) key["model"][name] = file_key(path);
+    if (has_file(path) && !is_gguf(model)) key["model"][name] = file_key(path);
   }
+  if (is_gguf(model)) key["model"] = file_key(model);
   return key.dump();
 }
 

@@ -15,6 +15,7 @@
 
 #include "data/files/adapters.h"
 #include "data/files/files.h"
+#include "data/files/gguf_writer.h"
 #include "data/files/hash.h"
 #include "data/files/hub.h"
 
@@ -118,6 +119,7 @@ inline std::string directory_with(const char* kind, const std::string& given) {
 inline std::string model_directory(const std::string& given) {
   std::error_code error;
   const std::string name = local_model(given);
+  if (is_gguf(name)) return name;
   require(fs::is_directory(name, error), excerpt(name),
           ": is not a model directory; name one with config.json, the weights and tokenizer.json",
           how_to_download(name));
@@ -227,6 +229,8 @@ void write_checkpoint(Device& dev, const fs::path& directory, const fs::path& tr
   } else {
     save_adapters(dev, directory, model.config, weights, layout.adapter_config, optimizer.ranks);
   }
+  if (!layout.adapter_config.empty() && !directory.empty() && is_gguf(layout.base))
+    write_gguf_adapter(directory, model.config, layout.base);
   SafetensorsWriter writer(training.empty() ? training : training / "optimizer.safetensors", {});
   for_each_optimizer_table(model, optimizer, layout, [&](const std::string& prefix, const auto& tensors) {
     write_tensors(dev, writer, prefix, tensors, optimizer.ranks);

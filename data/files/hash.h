@@ -58,8 +58,9 @@ inline std::string named_by_hash(const std::string& what, const std::string& key
   return what + "-" + hash_of(key) + ".safetensors";
 }
 
-// A key that identifies the weights of a model directory.
+// A key that identifies the weights of a model.
 inline Json model_key(const fs::path& model) {
+  if (fs::is_regular_file(model)) return Json::array({file_key(model)});  // a GGUF file
   std::vector<fs::path> parts;
   for (const auto& entry : std::filesystem::directory_iterator(model)) {
     const auto& path = entry.path();

@@ -4,6 +4,7 @@
 #include <list>
 
 #include "data/files/adapters.h"
+#include "data/files/gguf_writer.h"
 
 namespace streambp {
 
@@ -28,6 +29,22 @@ class Merge {
                  });
   }
 
+  // Writes a GGUF file like that of the base, with the merged weights in this type.
+  void save_gguf(const fs::path& out, const fs::path& base, BlockType type) {
+    std::map<std::string, Table<float>> all;
+    for (const Table<float>& parts : by_stored_tensor(without_adapters(table(model_.config, model_.weights))))
+      all[parts.front().parameter.name] = parts;
+    write_merged_gguf(out, base, model_.config, type, [&](const std::string& name) {
+      const StoredTensor<float> stored = {all.at(name), name, "F32"};
+      Memory memory;
+      allocate(memory, stored.parts), read(stored.parts), add_adapters(stored);
+      std::vector<float> values;
+      stored_blocks(host_, stored.parts, {},
+                    [&](const std::vector<float>& part) { values.insert(values.end(), part.begin(), part.end()); });
+      return values;
+    });
+  }
+
  private:
   using Memory = std::list<std::vector<float>>;
 
@@ -39,7 +56,8 @@ class Merge {
   }
 
   void read(const Table<float>& parts) {
-    if (!parts.front().quantised) return read_tensors(host_, files_, "", parts);
+    if (!parts.front().quantised || parts.front().quantised->blocks.type != BlockType::none)
+      return read_tensors(host_, files_, "", parts);
     const std::vector<FourBitNumbers> numbers = four_bits_of(files_, parts);
     for (std::size_t i = 0; i < parts.size(); ++i)
       dequantise(numbers[i], parts[i].matrix->reshape(parts[i].matrix->size()));

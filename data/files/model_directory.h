@@ -5,6 +5,7 @@
 
 #include "data/files/config.h"
 #include "data/files/files.h"
+#include "data/files/gguf_model.h"
 #include "data/files/tensors.h"
 
 namespace streambp {
@@ -87,6 +88,10 @@ inline void find_pieces(const StoredAs& other, std::map<std::string, const Tenso
 class ModelFiles {
  public:
   explicit ModelFiles(const fs::path& dir, const std::string& root = "") : dir(dir) {
+    if (is_gguf(dir)) {
+      for (const auto& [name, tensor] : gguf_model(dir).tensors) tensors[name] = &tensor;
+      return;
+    }
     const fs::path index = dir / "model.safetensors.index.json", single = dir / "model.safetensors";
     if (!fs::exists(single) && fs::exists(index)) {
       open_shards(index);
@@ -216,6 +221,7 @@ inline bool says_tied(const Json& config) {
 
 // Reads a config.json, or the one in a model directory.
 inline Config read_config(fs::path path) {
+  if (is_gguf(path)) return gguf_model(path).config;
   const bool is_directory = fs::is_directory(path);
   const fs::path file = is_directory ? path / "config.json" : path;
   Config c = config_from_json(parse_json_file(file), file.string());
@@ -229,6 +235,7 @@ inline Config read_config(fs::path path) {
 // A small file of a model directory. Checkpoints contain copies of it, so a link may not lead to a private file: it
 // must stay in the directory, or in the blobs of a hub's cache (models--NAME/snapshots/COMMIT/FILE -> ../../blobs/HASH).
 inline std::string read_model_file(const fs::path& file) {
+  if (is_gguf(file.parent_path())) return read_small_file(file);
   regular_file_size(file);
   const fs::path home = fs::canonical(file.parent_path()), target = fs::canonical(file);
   const fs::path snapshots = home.parent_path(), blobs = snapshots.parent_path() / "blobs";
@@ -266,13 +273,16 @@ struct ModelLayout {
          {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json",
           "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
           "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}) {
-      if (fs::exists(dir / name)) others[name] = read_model_file(dir / name);
+      if (has_file(dir / name)) others[name] = read_model_file(dir / name);
     }
     const Config c = read_config(dir);
     source = std::make_shared<ModelFiles>(dir, c.root);
     names = source->names();
     copied = source->other_parts();
-    for (const Parameter& p : parameters_of(c)) dtypes[p.name] = source->at(p.name).dtype;
+    for (const Parameter& p : parameters_of(c)) {
+      const Tensor& tensor = source->at(p.name);
+      dtypes[p.name] = size_of_block(tensor.layout.type).weights() > 1 ? "BF16" : tensor.dtype;
+    }
     if (copied.empty() && !c.mxfp4) source = {};
   }
 
@@ -336,6 +346,31 @@ struct ModelLayout {
   }
 };
 
+// Copies the weights of a tensor's parts as they are in a GGUF file.
+template <class Device, class T>
+void load_blocks(Device& dev, const Tensor& tensor, const Table<T>& parts) {
+  Index before = 0;
+  for (const Entry<T>& e : parts) {
+    const Parameter& p = e.parameter;
+    Blocks& q = e.quantised->blocks;
+    q.columns = tensor.layout.columns;
+    const bool finite = fill(dev, q.bytes, [&](Rows rows, std::uint8_t* out) {
+      std::vector<float> row(static_cast<std::size_t>(p.cols));
+      bool good = true;
+      for (Index i = rows.begin; i < rows.end; ++i, out += q.bytes.cols) {
+        const std::uint8_t* from = row_of_blocks(tensor, stored_line(p, tensor.shape, before, i));
+        std::memcpy(out, from, static_cast<std::size_t>(q.bytes.cols));
+        decode_row(q.type, from, p.cols, {}, row.data());
+        good = good && all_finite(row.data(), p.cols);
+      }
+      return good;
+    });
+    require(finite, tensor.where, " holds a NaN or an infinity; the file is damaged, download it again");
+    before += p.length();
+  }
+  forget(tensor);
+}
+
 // Loads the weights of a model directory. Returns their size in the files.
 template <class Device, class T>
 std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
@@ -348,6 +383,10 @@ std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
     const Tensor& tensor = files.at(parts.front().parameter.name);
     bytes += tensor.bytes;
     if (!parts.front().quantised) continue;
+    if (parts.front().quantised->blocks) {
+      load_blocks(dev, tensor, parts);
+      continue;
+    }
     const std::vector<FourBitNumbers> numbers = four_bits_of(files, parts);
     for (std::size_t i = 0; i < parts.size(); ++i) upload(dev, *parts[i].quantised, numbers[i]);
     forget(tensor);

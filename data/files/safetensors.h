@@ -18,9 +18,17 @@
 #include <vector>
 
 #include "data/files/files.h"
-#include "kernels/base/matrix.cuh"
+#include "kernels/base/blocks.cuh"
 
 namespace streambp {
+
+// How a tensor of a GGUF file is stored, and what becomes of its values.
+enum class ValueChange { none, minus_one, log_of_negative };
+struct BlockLayout {
+  BlockType type = BlockType::none;
+  SwappedAxes rows = {}, columns = {};
+  ValueChange change = ValueChange::none;
+};
 
 struct Tensor {
   std::string where;  // "file: tensor "name"", for messages
@@ -32,11 +40,35 @@ struct Tensor {
   std::vector<Tensor> pieces = {};  // one after the other; then there is no data
   // Where pieces are something else: what number they have here.
   float (*number)(const Tensor&, Index) = nullptr;
+  BlockLayout layout = {};
 };
 
+// Row i of a tensor in blocks. The numbers of a vector are rows.
+inline const std::uint8_t* row_of_blocks(const Tensor& tensor, Index i) {
+  const Index bytes = bytes_of_row(tensor.layout.type, tensor.shape.size() > 1 ? tensor.shape.back() : 1);
+  return reinterpret_cast<const std::uint8_t*>(tensor.data) + tensor.layout.rows.stored(i) * bytes;
+}
+
+// Elements [first, first + count) of a tensor in blocks.
+template <class T>
+void read_blocks(const Tensor& tensor, Index first, Index count, T* out) {
+  const BlockLayout& layout = tensor.layout;
+  const Index width = tensor.shape.size() > 1 ? tensor.shape.back() : 1;
+  std::vector<float> row(static_cast<std::size_t>(width));
+  for (Index i = first / width; i * width < first + count; ++i) {
+    decode_row(layout.type, row_of_blocks(tensor, i), width, layout.columns, row.data());
+    for (Index j = std::max(first - i * width, Index{0}); j < std::min(first + count - i * width, width); ++j) {
+      const float x = row[static_cast<std::size_t>(j)];
+      *out++ = static_cast<T>(layout.change == ValueChange::none        ? x
+                              : layout.change == ValueChange::minus_one ? x - 1
+                                                                        : std::log(-x));
+    }
+  }
+}
+
 inline bool is_real(const Tensor& tensor) {
-  return tensor.number || tensor.dtype == "F32" || tensor.dtype == "F64" || tensor.dtype == "F16" ||
-         tensor.dtype == "BF16";
+  return tensor.number || tensor.layout.type != BlockType::none || tensor.dtype == "F32" || tensor.dtype == "F64" ||
+         tensor.dtype == "F16" || tensor.dtype == "BF16";
 }
 
 inline Index element_count(const std::string& where, const std::vector<Index>& shape) {
@@ -80,6 +112,7 @@ void read(const Tensor& tensor, Index first, Index count, T* out) {
   if constexpr (!std::is_integral_v<T>) {
     for (Index i = 0; tensor.number && i < count; ++i) out[i] = static_cast<T>(tensor.number(tensor, first + i));
     if (tensor.number) return;
+    if (tensor.layout.type != BlockType::none) return read_blocks(tensor, first, count, out);
   }
   for (const Tensor& piece : tensor.pieces) {
     const Index part = std::clamp<Index>(piece.count - first, 0, count);

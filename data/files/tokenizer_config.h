@@ -3,14 +3,14 @@
 
 #include <filesystem>
 
-#include "data/files/files.h"
+#include "data/files/gguf_model.h"
 
 namespace streambp {
 
 // A small JSON file of a model directory; null if there is no such file.
 inline Json read_model_json(const fs::path& path) {
-  if (!fs::exists(path)) return nullptr;
-  Json json = parse_json_file(path);
+  if (!has_file(path)) return nullptr;
+  Json json = parse_json(read_small_file(path), path.string());
   require(json.is_object(), path.string(), ": is not a JSON object; is the file complete?");
   return json;
 }
@@ -56,7 +56,7 @@ inline std::string default_template(const Json& list, const std::string& file) {
 
 inline Template read_template(const fs::path& model) {
   const fs::path jinja = model / "chat_template.jinja";
-  if (fs::exists(jinja)) return {read_file(jinja), jinja.string()};
+  if (has_file(jinja)) return {read_file(jinja), jinja.string()};
   for (const char* name : {"chat_template.json", "tokenizer_config.json"}) {
     const Json json = read_model_json(model / name);
     if (!json.is_object() || !json.contains("chat_template") || json["chat_template"].is_null()) continue;

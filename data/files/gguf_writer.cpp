@@ -1,0 +1,151 @@
+#include "data/files/gguf_writer.h"
+
+#include "data/files/adapters.h"
+
+namespace streambp {
+
+namespace {
+
+constexpr Index kAlignment = 32;
+
+void pad(std::ostream& out, Index bytes) {
+  for (Index i = bytes; i < round_up(bytes, kAlignment); ++i) out.put('\0');
+}
+
+}  // namespace
+
+void GgufWriter::add(const std::string& name, BlockType type, const std::vector<Index>& shape, Produce produce) {
+  const Index begin = parts_.empty() ? 0 : round_up(parts_.back().end, kAlignment);
+  text(tensors_, name), number(tensors_, static_cast<std::uint32_t>(shape.size()));
+  Index count = 1;
+  for (auto n = shape.rbegin(); n != shape.rend(); ++n) number(tensors_, static_cast<std::uint64_t>(*n)), count *= *n;
+  number(tensors_, std::ranges::find(kGgufTypes, type, &GgufType::type)->number);
+  number(tensors_, static_cast<std::uint64_t>(begin));
+  parts_.push_back({name, begin + bytes_of_row(type, count), std::move(produce)});
+}
+
+void GgufWriter::write(const fs::path& path) const {
+  write_file_atomically(path, [&](std::ostream& out) {
+    std::string header = "GGUF";
+    number(header, std::uint32_t{3}), number(header, std::uint64_t{parts_.size()}), number(header, count_);
+    header += keys_ + tensors_;
+    out << header;
+    pad(out, std::ssize(header));
+    const Index data = out.tellp();
+    for (const Part& part : parts_) {
+      part.produce(out);
+      require(out.tellp() - data == part.end, path.string(), ": tensor ", quote(part.name), ": ", out.tellp() - data,
+              " bytes of data, but it should end after ", part.end);
+      pad(out, part.end);
+    }
+  });
+}
+
+void write_row(std::ostream& out, BlockType type, const std::vector<float>& row) {
+  const auto put = [&](auto x) { out.write(reinterpret_cast<const char*>(&x), sizeof x); };
+  if (type == BlockType::f32) return void(out.write(reinterpret_cast<const char*>(row.data()), 4 * std::ssize(row)));
+  if (type == BlockType::f16 || type == BlockType::bf16) {
+    for (const float x : row) type == BlockType::f16 ? put(Float16(x)) : put(BFloat16(x));
+    return;
+  }
+  require(type == BlockType::q8_0 || type == BlockType::q4_0, "blocks of this type cannot be written");
+  for (auto x = row.begin(); x != row.end(); x += 32) {
+    const float most = *std::max_element(x, x + 32, [](float a, float b) { return std::abs(a) < std::abs(b); });
+    const float scale = type == BlockType::q8_0 ? std::abs(most) / 127 : most / -8,
+                inverse = scale == 0 ? 0 : 1 / scale;
+    put(Float16(scale));
+    if (type == BlockType::q8_0) {
+      for (int i = 0; i < 32; ++i) put(static_cast<std::int8_t>(std::round(x[i] * inverse)));
+    } else {
+      const auto code = [&](int i) { return std::min(15, static_cast<int>(x[i] * inverse + 8.5f)); };
+      for (int i = 0; i < 16; ++i) put(static_cast<std::uint8_t>(code(i) | code(i + 16) << 4));
+    }
+  }
+}
+
+namespace {
+
+// Writes a matrix as the file orders its rows and columns.
+void write_matrix(std::ostream& out, BlockType type, const std::vector<float>& values, Index rows,
+                  const GgufName& order) {
+  const Index cols = std::ssize(values) / rows;
+  std::vector<float> row(static_cast<std::size_t>(cols));
+  for (Index i = 0; i < rows; ++i) {
+    const float* from = values.data() + order.rows.original(i) * cols;
+    for (Index j = 0; j < cols; ++j) row[static_cast<std::size_t>(j)] = from[order.columns.original(j)];
+    write_row(out, type, row);
+  }
+}
+
+std::vector<float> numbers_of(const Tensor& tensor) {
+  std::vector<float> values(static_cast<std::size_t>(tensor.count));
+  read(tensor, values.data());
+  return values;
+}
+
+std::string architecture_of(const GgufFile& file) { return file.metadata().at("general.architecture"); }
+
+}  // namespace
+
+void write_gguf_adapter(const fs::path& dir, const Config& c, const fs::path& base) {
+  if (c.trained && !c.trained->empty()) return;
+  const SafetensorsFile file(dir / "adapter_model.safetensors");
+  // A file has one alpha, and a tensor the scale alpha / rank.
+  const AdapterSize& first = c.adapters.begin()->second;
+  const double alpha = first.scale * static_cast<double>(first.rank);
+  GgufWriter writer;
+  writer.add("general.architecture", architecture_of(gguf_model(base).file));
+  writer.add("general.type", std::string("adapter"));
+  writer.add("adapter.type", std::string("lora"));
+  writer.add("adapter.lora.alpha", static_cast<float>(alpha));
+  writer.add("general.file_type", std::uint32_t{0});
+  writer.add("general.quantization_version", std::uint32_t{2});
+  for (const auto& [layer, size] : c.adapters) {
+    const GgufName order = gguf_name(c, {layer + ".weight", 0, 0, Init::normal});
+    const Tensor &a = file.at(name_in_adapter(c, layer + ".lora_A.weight")),
+                 &b = file.at(name_in_adapter(c, layer + ".lora_B.weight"));
+    writer.add(order.name + ".lora_a", BlockType::f32, a.shape, [&, order](std::ostream& out) {
+      write_matrix(out, BlockType::f32, numbers_of(a), a.shape[0], {"", {}, order.columns});
+    });
+    const double factor = size.scale * static_cast<double>(size.rank) / alpha;
+    writer.add(order.name + ".lora_b", BlockType::f32, b.shape, [&, order, factor](std::ostream& out) {
+      std::vector<float> values = numbers_of(b);
+      for (float& x : values) x = factor == 1 ? x : static_cast<float>(factor * x);
+      write_matrix(out, BlockType::f32, values, b.shape[0], {"", order.rows, {}});
+    });
+  }
+  writer.write(dir / "adapter.gguf");
+}
+
+void write_merged_gguf(const fs::path& out, const fs::path& base, const Config& c, BlockType type,
+                       const MergedTensor& merged) {
+  const GgufModel& model = gguf_model(base);
+  std::map<std::string, std::string> names;  // Hugging Face's, by llama.cpp's
+  for (const auto& [layer, size] : c.adapters)
+    names[gguf_name(c, {layer + ".weight", 0, 0, Init::normal}).name] = layer + ".weight";
+  GgufWriter writer;
+  for (const auto& [key, bytes] : model.file.keys())
+    if (key != "general.file_type" && key != "general.alignment") writer.add(bytes);
+  constexpr std::pair<BlockType, std::uint32_t> kinds[] = {
+      {BlockType::f32, 0}, {BlockType::f16, 1}, {BlockType::q4_0, 2}, {BlockType::q8_0, 7}, {BlockType::bf16, 32}};
+  for (const auto& [kind, number] : kinds)
+    if (kind == type) writer.add("general.file_type", number);
+  for (const auto& [name, tensor] : model.file.in_order()) {
+    const auto found = names.find(name);
+    if (found == names.end()) {
+      writer.add(name, tensor->layout.type, tensor->shape, [tensor](std::ostream& out) {
+        out.write(reinterpret_cast<const char*>(tensor->data), static_cast<std::streamsize>(tensor->bytes));
+      });
+      continue;
+    }
+    const bool whole = tensor->shape.back() % size_of_block(type).weights() == 0;
+    const BlockType stored = whole ? type : BlockType::f16;
+    const GgufName order = gguf_name(c, {found->second, 0, 0, Init::normal});
+    writer.add(name, stored, tensor->shape, [&, stored, order, tensor, name = found->second](std::ostream& out) {
+      write_matrix(out, stored, merged(name), tensor->shape[0], order);
+    });
+  }
+  writer.write(out);
+}
+
+}  // namespace streambp
