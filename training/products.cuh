@@ -266,7 +266,7 @@ std::vector<ProductTiming> time_products(const Config& config, Index rows, Index
     } else {
       add("forward", forward_product<T>(y, x, w, nullptr, y, Update::assign));
     }
-    add("dx", input_product(x, y, w, x, Update::assign));
+    add("dx", input_product<T>(x, y, w, x, Update::assign));
     add("dw", weight_product(dw, y.slice(first), x.slice(first), Update::assign));
   }
   return timings;
