@@ -15,7 +15,8 @@ inline void add_base_option(OptionTable& options, std::string& base) {
   options.add(
       "--base", &base,
       "nf4: keep the linear layers' weights in 4 bits (QLoRA); plain: as the model's files hold them; unpacked: "
-      "the same, but experts in MXFP4 become numbers of the run's type, which may be far or in shards",
+      "the same, but experts in MXFP4 and blocks of GGUF files become numbers of the run's type, which may be far or "
+      "in shards",
       checks::one_of({"plain", "nf4", "unpacked"}));
 }
 
@@ -183,7 +184,8 @@ struct ModelSource {
   }
   std::string name() const { return adapter.empty() ? model : adapter; }
   void add_to(OptionTable& options) {
-    options.add("--model", &model, "A model directory or a run directory; not needed if --adapter names its base");
+    options.add("--model", &model,
+                "A model directory, a GGUF file or a run directory; not needed if --adapter names its base");
     options.add("--adapter", &adapter, "A directory of LoRA adapters in PEFT's layout, or a run that trained them");
     add_base_option(options, base);
   }

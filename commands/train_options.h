@@ -74,7 +74,8 @@ struct TrainOptions {
 
   explicit TrainOptions(OptionTable& table) : table(table) {
     model.add_to(table, "", ModelOptions::Vocabulary::fixed);
-    table.add("--model", &model.model, "A model directory to fine-tune; without it a model is trained from scratch");
+    table.add("--model", &model.model,
+              "A model directory or a GGUF file to fine-tune; without it a model is trained from scratch");
     device.add_to(table, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::required);
     objectives.add_to(table);
     grpo.add_to(table);
