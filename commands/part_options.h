@@ -15,8 +15,7 @@ inline void add_base_option(OptionTable& options, std::string& base) {
   options.add(
       "--base", &base,
       "nf4: keep the linear layers' weights in 4 bits (QLoRA); plain: as the model's files hold them; unpacked: "
-      "the same, but experts in MXFP4 and blocks of GGUF files become numbers of the run's type, which may be far or "
-      "in shards",
+      "the same, but experts in MXFP4 become numbers of the run's type, which may be far or in shards",
       checks::one_of({"plain", "nf4", "unpacked"}));
 }
 
@@ -163,7 +162,7 @@ struct ModelSource {
       std::error_code error;
       const Json state = is_complete_checkpoint(adapter) ? read_sealed_json(state_of(adapter)) : Json::object();
       model = state.value("base_directory", model);
-      require(is_model(model), adapter, ": its base ", quote(model),
+      require(fs::is_directory(model, error) || is_gguf(model), adapter, ": its base ", quote(model),
               " is not a directory on this machine; name the base with --model");
       require(!state.contains("base") || state["base"] == contents_key(model_directory(model)), model,
               ": has changed since the adapters of ", adapter,

@@ -46,10 +46,7 @@ const GgufModel& gguf_model(const fs::path& path);
 std::map<std::string, std::string> gguf_tokenizer(const Json& metadata, const std::string& file);
 
 // A model is a directory, or a GGUF file, which stands for one.
-inline bool is_model(const fs::path& path) {
-  std::error_code error;
-  return fs::is_directory(path, error) || is_gguf(path);
-}
+inline bool is_model(const fs::path& path) { return fs::is_directory(path) || is_gguf(path); }
 // Small files of a model.
 inline bool has_file(const fs::path& path) {
   if (!is_gguf(path.parent_path())) return fs::exists(path);
