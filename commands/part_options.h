@@ -30,7 +30,7 @@ inline void apply_base(const std::string& base, Config& c) {
   require(!c.adapters.empty(), "a base in 4 bits is never saved, so only its adapters can be trained; add --lora RANK",
           c.blocks.empty() ? "" : ", or load its numbers with --base unpacked");
   for (const Parameter& p : trained_parameters(c))
-    require(*p.group == 0 && !c.blocks.contains(p.name), p.name,
+    require(*p.group == 0 && !c.blocks.contains({p.name, p.part}), p.name,
             " is trained, but weights in 4 bits are frozen; leave out --base or --train");
 }
 

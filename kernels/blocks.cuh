@@ -18,14 +18,15 @@ struct Blocks {
   Blocks slice(Rows rows) const { return {type, bytes.slice(rows), columns}; }
 };
 
-// w = the weights in the type of w, or rows of them.
+// w = the weights in the type of w, or rows of them. `later`: only counts the work.
 template <class Device, class T>
-void dequantise(Device& dev, Matrix<T> w, const Blocks& q, Matrix<const std::int32_t> rows = {}) {
+void dequantise(Device& dev, Matrix<T> w, const Blocks& q, Matrix<const std::int32_t> rows = {}, bool later = false) {
   require(q.bytes.cols == bytes_of_row(q.type, w.cols), "blocks: rows of ", q.bytes.cols, " bytes, not of ", w.cols,
           " weights");
   require(rows ? rows.cols == w.rows : q.bytes.rows == w.rows, "blocks: ", q.bytes.rows, " rows, not ", w.rows);
   auto op = dev.operation("dequantise", 2.0 * w.size(), (1.0 * sizeof(T) * w.cols + q.bytes.cols) * w.rows);
-  if constexpr (Device::computes) compute_dequantise(dev, w, q, rows);
+  if constexpr (Device::computes)
+    if (!later) compute_dequantise(dev, w, q, rows);
 }
 
 // --- CPU ---
@@ -41,13 +42,22 @@ void compute_dequantise(Cpu&, Matrix<T> w, const Blocks& q, Matrix<const std::in
 
 #ifdef STREAMBP_CUDA
 
+namespace cuda {
+
+template <int N>
+__device__ Floats<N> dequantised(const Blocks& q, BlockSize size, Index row, Index j) {
+  Floats<N> values;
+  decode<N>(q.type, size, q.bytes.row(row), j, values.x);
+  return values;
+}
+
+}  // namespace cuda
+
 template <class T>
 void compute_dequantise(Cuda& dev, Matrix<T> w, const Blocks& q, Matrix<const std::int32_t> rows) {
   const BlockSize size = size_of_block(q.type);
   auto f = [=] __device__(auto n, Index i, Index j) {
-    cuda::Floats<n()> values;
-    decode<n()>(q.type, size, q.bytes.row(rows ? rows(0, i) : i), j, values.x);
-    cuda::store(w.row(i) + q.columns.original(j), values);
+    cuda::store(w.row(i) + q.columns.original(j), cuda::dequantised<n()>(q, size, rows ? rows(0, i) : i, j));
   };
   cuda::for_each_pack(dev, w.rows, w.cols, f, w);
 }

@@ -1,4 +1,4 @@
-// Experts in 4 bits are dequantised when a row first chooses them: of 128 experts, a generated token uses 8.
+// Quantised experts are dequantised when a row first chooses them: of 128 experts, a generated token uses 8.
 #pragma once
 
 #include <initializer_list>
@@ -33,7 +33,11 @@ void compute_dequantise_chosen(Cpu& dev, std::initializer_list<ExpertsIn4Bits<T>
   for (Index e = 0; e < ready.cols; ++e) {
     if (ready(0, e) || routes.begin(0, e) == routes.begin(0, e + 1)) continue;
     ready(0, e) = 1;
-    for (const auto& [w, q] : all) compute_dequantise(dev, w, q, piece(e, w.size() / ready.cols, w.size()));
+    for (const auto& [w, q] : all) {
+      const Rows rows = piece(e, w.rows / ready.cols, w.rows);
+      if (q.blocks) compute_dequantise<T>(dev, w.slice(rows), q.blocks.slice(rows), {});
+      if (q.codes) compute_dequantise(dev, w, q, {rows.begin * w.cols, rows.end * w.cols});
+    }
   }
 }
 
@@ -46,14 +50,21 @@ namespace cuda {
 // Thread blocks per expert. Those of experts that need no work return at once.
 constexpr Index kBlocksOfExpert = 64;
 
-template <int N, class T>
+// Q: FourBits, or Blocks.
+template <int N, class T, class Q>
 __global__ void __launch_bounds__(kThreads)
-    dequantise_chosen_kernel(Matrix<T> experts, FourBits q, Matrix<const std::int32_t> begin,
+    dequantise_chosen_kernel(Matrix<T> experts, Index width, Q q, Matrix<const std::int32_t> begin,
                              Matrix<const std::int32_t> ready) {
   const Index e = blockIdx.y, step = static_cast<Index>(gridDim.x) * kThreads * N;
   if (ready(0, e) || begin(0, e) == begin(0, e + 1)) return;
-  for (Index j = (static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x) * N; j < experts.cols; j += step)
-    store(experts.row(e) + j, dequantised<N>(q, e * experts.cols + j));
+  for (Index j = (static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x) * N; j < experts.cols; j += step) {
+    const Index at = e * experts.cols + j;
+    if constexpr (std::is_same_v<Q, Blocks>) {
+      store(experts.row(e) + j, dequantised<N>(q, size_of_block(q.type), at / width, at % width));
+    } else {
+      store(experts.row(e) + j, dequantised<N>(q, at));
+    }
+  }
 }
 
 }  // namespace cuda
@@ -64,11 +75,16 @@ void compute_dequantise_chosen(Cuda& dev, std::initializer_list<ExpertsIn4Bits<T
   const Matrix<std::int32_t> begin = routes.begin;
   for (const auto& [weight, q] : all) {
     const Matrix<T> experts = weight.reshape(weight.size() / ready.cols);  // a row each
-    const bool packs = experts.cols % cuda::kPack == 0 && cuda::packable(experts);
-    const Index blocks = ceil_div(experts.cols, (packs ? cuda::kPack : 1) * cuda::kThreads);
-    cuda::launch(dev, packs ? cuda::dequantise_chosen_kernel<cuda::kPack, T> : cuda::dequantise_chosen_kernel<1, T>,
-                 cuda::grid_of(least(blocks, cuda::kBlocksOfExpert), ready.cols), cuda::kThreads, 0, experts, q, begin,
-                 ready);
+    const bool packs = weight.cols % cuda::kPack == 0 && cuda::packable(experts);
+    const Index width = weight.cols, blocks = ceil_div(experts.cols, (packs ? cuda::kPack : 1) * cuda::kThreads);
+    const auto dequantise = [&]<class Q>(const Q& q) {
+      constexpr auto in_packs = cuda::dequantise_chosen_kernel<cuda::kPack, T, Q>;
+      cuda::launch(dev, packs ? in_packs : cuda::dequantise_chosen_kernel<1, T, Q>,
+                   cuda::grid_of(least(blocks, cuda::kBlocksOfExpert), ready.cols), cuda::kThreads, 0, experts, width,
+                   q, begin, ready);
+    };
+    if (q.blocks) dequantise(q.blocks);
+    if (q.codes) dequantise(q);
   }
   auto mark = [=] __device__(auto n, Index, Index first) {
     for (Index e = first; e < first + n(); ++e)

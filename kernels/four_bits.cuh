@@ -53,7 +53,7 @@ struct FourBits {
 // w = the weights in the type of w. `later`: counts the work, which is done when experts are chosen.
 template <class Device, class T>
 void dequantise(Device& dev, Matrix<T> w, const FourBits& q, bool later = false) {
-  if (q.blocks) return dequantise(dev, w, q.blocks);
+  if (q.blocks) return dequantise(dev, w, q.blocks, {}, later);
   require_shape("4 bits", "codes", q.codes, 1, ceil_div(w.size(), 2));
   require_shape("4 bits", "scales", q.scale_codes, 1, ceil_div(w.size(), q.block()));
   require_shape("4 bits", "block scales", q.block_scales, 1, ceil_div(q.scale_codes.cols, q.scales));

@@ -86,9 +86,10 @@ class Weights {
   }
 
   // On a CPU, products dequantise blocks themselves, some rows at a time (model/linear.h): that needs less memory. For a GPU's
-  // products it would take too long.
+  // products it would take too long. Experts are dequantised whole.
   bool is_dequantised(const Entry<T>& e) const {
-    return e.quantised && !(e.quantised->blocks.type != BlockType::none && dev_.kind == DeviceKind::cpu);
+    const bool in_tiles = dev_.kind == DeviceKind::cpu && e.parameter.experts == 0;
+    return e.quantised && !(e.quantised->blocks.type != BlockType::none && in_tiles);
   }
 
   // Experts follow when rows choose them (kernels/chosen_experts.cuh). The plan takes the worst: all of them.

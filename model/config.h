@@ -120,7 +120,8 @@ struct Config {
   Base base = Base::plain;
   bool plain_scales = false;                     // of weights in 4 bits: without double quantisation
   bool mxfp4 = false;                            // experts are in MXFP4 in files
-  std::map<std::string, BlockType> blocks = {};  // weights that stay as a GGUF file stores them, by name
+  // Weights that stay as a GGUF file stores them: by the name of the tensor, and the part of it.
+  std::map<std::pair<std::string, Index>, BlockType> blocks = {};
 
   bool operator==(const Config&) const = default;
 

@@ -191,7 +191,7 @@ struct Section {
   }
   // The last weight may stay as a GGUF file stores it.
   void in_blocks(FourBits& q) {
-    const auto found = c.blocks.find(table.back().parameter.name);
+    const auto found = c.blocks.find({table.back().parameter.name, table.back().parameter.part});
     if (found == c.blocks.end()) return;
     table.back().quantised = &q, q.blocks.type = found->second;  // not a tensor, but set with them
   }
@@ -208,7 +208,8 @@ struct Section {
     weight.group = "experts", weight.experts = c.experts, weight.turn = turn;
     weight.transposed = family_of(c).modules.experts_transposed;
     table.back().far = &w.far;
-    if (c.in_4_bits()) table.back().quantised = &w.quantised;
+    if (c.base == Base::nf4 || c.keeps_mxfp4()) table.back().quantised = &w.quantised;
+    in_blocks(w.quantised);
     w.quantised.mxfp4 = c.keeps_mxfp4();  // not a tensor, but set with them
     if (c.mlp_bias) {
       Parameter& bias = row(w.bias, std::string(module) + "_bias", "", {1, c.experts * shape.rows}, Init::zeros);

@@ -19,8 +19,42 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests/golden"
-# Not those with numbers that llama.cpp has no keys for, such as Gemma 3's query_pre_attn_scalar.
-CASES = ["llama_bias", "llama3", "qwen3", "qwen3_yarn", "gemma4", "phi3", "granite", "cohere", "olmo2", "lfm2", "qwen3_5"]
+# Not those with numbers that llama.cpp has no keys for, such as Gemma 3's query_pre_attn_scalar, a factor of LFM2's experts or
+# widths of delta rules that differ.
+CASES = ["llama_bias", "llama3", "qwen3", "qwen3_yarn", "gemma4", "phi3", "granite", "cohere", "olmo2", "lfm2", "qwen3_5", "qwen3_moe_all",
+         "mixtral", "olmoe", "granitemoe"]
+
+
+# Names in published files; % is the number of an expert.
+def expert_names(module, gate, up, down, published=None):
+    experts = (published or module) + ".experts.%."
+    return {module + ".experts.gate_up_proj": [experts + gate, experts + up], module + ".experts.down_proj": [experts + down]}
+
+
+PUBLISHED = {
+    "olmoe": expert_names("mlp", "gate_proj.weight", "up_proj.weight", "down_proj.weight"),
+    "mixtral": expert_names("mlp", "w1.weight", "w3.weight", "w2.weight", "block_sparse_moe") | {"mlp.gate.weight": ["block_sparse_moe.gate.weight"]},
+    "granitemoe": {"block_sparse_moe.experts.gate_up_proj": ["block_sparse_moe.input_linear.weight"],
+                   "block_sparse_moe.experts.down_proj": ["block_sparse_moe.output_linear.weight"],
+                   "block_sparse_moe.router.weight": ["block_sparse_moe.router.layer.weight"]},
+}  # fmt: skip
+
+
+def published(weights, name):
+    """The weights under their names in published files, of experts one by one."""
+    for tensor in list(weights):
+        for end, names in PUBLISHED.get(name, {}).items():
+            if not tensor.endswith("." + end):
+                continue
+            whole, layer = weights.pop(tensor), tensor[: -len(end)]
+            if "%" not in names[0]:
+                weights[layer + names[0]] = whole
+                continue
+            for e, expert in enumerate(whole):
+                for piece, part in zip(names, expert.chunk(len(names))):
+                    weights[layer + piece.replace("%", str(e))] = part.contiguous()
+    return weights
+
 
 # The converter names a tokenizer by a hash of the tokens of a text, and asks for its files; these models have none.
 CONVERT = """
@@ -71,7 +105,7 @@ def model(name, llama_cpp):
         Path(folder).mkdir()
         config = json.loads(file.metadata()["config"])
         weights = {key[8:]: file.get_tensor(key).float().contiguous() for key in file.keys() if key.startswith("weights/")}
-        save_file(weights, f"{folder}/model.safetensors", metadata={"format": "pt"})
+        save_file(published(weights, name), f"{folder}/model.safetensors", metadata={"format": "pt"})
         Path(folder, "config.json").write_text(json.dumps(config))
         Path(folder, "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": {"vocab": {chr(33 + i): i for i in range(config["vocab_size"])}}}))
         subprocess.run([sys.executable, "-c", CONVERT, llama_cpp, config["architectures"][0], folder, str(GOLDEN / f"gguf/{name}.gguf")], check=True,

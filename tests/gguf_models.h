@@ -48,6 +48,10 @@ inline void write_gguf_model(const fs::path& path, BlockType type, const std::st
                                                                     {"attention.head_count", 4},
                                                                     {"attention.head_count_kv", 2}})
     add(name, n);
+  const bool experts = architecture == "qwen3moe";
+  for (const auto& [name, n] : std::map<const char*, std::uint32_t>{
+           {"expert_count", 4}, {"expert_used_count", 2}, {"expert_feed_forward_length", 256}})
+    if (experts) add(name, n);
   add("attention.layer_norm_rms_epsilon", 1e-5f);
   writer.add("tokenizer.ggml.model", std::string("gpt2")), writer.add("tokenizer.ggml.pre", std::string("gpt-2"));
   writer.add("tokenizer.ggml.eos_token_id", std::uint32_t{4999});
@@ -56,9 +60,9 @@ inline void write_gguf_model(const fs::path& path, BlockType type, const std::st
   for (int i = 0; i < 5000; ++i) tokens.push_back(i < 256 ? visible_byte(i) : "<token " + std::to_string(i) + ">");
   writer.add(text_list("tokenizer.ggml.tokens", tokens)), writer.add(text_list("tokenizer.ggml.merges", {}));
   std::uint64_t seed = 1;
-  const auto tensor = [&](const std::string& name, std::vector<Index> shape) {
-    const BlockType stored = shape.size() == 1 ? BlockType::f32 : type;
-    auto bytes = random_blocks(type, shape[0], shape.back(), ++seed);
+  const auto tensor = [&](const std::string& name, std::vector<Index> shape, std::optional<BlockType> other = {}) {
+    const BlockType stored = shape.size() == 1 ? BlockType::f32 : other.value_or(type);
+    auto bytes = random_blocks(stored, shape[0] * (shape.size() == 3 ? shape[1] : 1), shape.back(), ++seed);
     if (shape.size() == 1) {
       const std::vector<float> ones(static_cast<std::size_t>(shape[0]), 1 + 0.01f * static_cast<float>(seed));
       bytes.resize(4 * ones.size());
@@ -73,6 +77,13 @@ inline void write_gguf_model(const fs::path& path, BlockType type, const std::st
     tensor(layer + "attn_norm.weight", {256}), tensor(layer + "ffn_norm.weight", {256});
     tensor(layer + "attn_q.weight", {256, 256}), tensor(layer + "attn_k.weight", {128, 256});
     tensor(layer + "attn_v.weight", {128, 256}), tensor(layer + "attn_output.weight", {256, 256});
+    if (experts) {
+      tensor(layer + "attn_q_norm.weight", {64}), tensor(layer + "attn_k_norm.weight", {64});
+      tensor(layer + "ffn_gate_inp.weight", {4, 256}, BlockType::q8_0);
+      tensor(layer + "ffn_gate_exps.weight", {4, 256, 256}), tensor(layer + "ffn_down_exps.weight", {4, 256, 256});
+      tensor(layer + "ffn_up_exps.weight", {4, 256, 256}, BlockType::q5_0);
+      continue;
+    }
     tensor(layer + "ffn_gate.weight", {512, 256}), tensor(layer + "ffn_up.weight", {512, 256});
     tensor(layer + "ffn_down.weight", {256, 512});
   }
@@ -81,7 +92,8 @@ inline void write_gguf_model(const fs::path& path, BlockType type, const std::st
 
 // The same with adapters of all linear layers.
 inline Config with_small_adapters(Config c) {
-  c.trained.emplace(), c.adapters = new_adapters(c, {4, 8, false, {"all"}});
+  const std::vector<std::string> experts = {"all", "experts"}, dense = {"all"};
+  c.trained.emplace(), c.adapters = new_adapters(c, {4, 8, false, c.experts > 0 ? experts : dense});
   return c;
 }
 

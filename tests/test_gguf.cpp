@@ -60,7 +60,8 @@ TEST(Blocks, SwappedAxesGoThereAndBack) {
 class ConvertedModel : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Golden, ConvertedModel,
                          testing::Values("llama_bias", "llama3", "qwen3", "qwen3_yarn", "gemma4", "phi3", "granite",
-                                         "cohere", "olmo2", "lfm2", "qwen3_5"),
+                                         "cohere", "olmo2", "lfm2", "qwen3_5", "qwen3_moe_all", "mixtral", "olmoe",
+                                         "granitemoe"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Files hold float32: sums of 1 + weight, exponentials and RoPE's factors are rounded.
@@ -86,12 +87,12 @@ class GgufModels : public TemporaryDirectory {
     return path;
   }
   template <class T>
-  void expect_bits_of_unpacked(BlockType type) {
-    const fs::path file = write_model(type);
+  void expect_bits_of_unpacked(BlockType type, const std::string& architecture = "llama") {
+    const fs::path file = write_model(type, architecture);
     const Config kept = with_small_adapters(read_config(file));
     Config unpacked = kept;
     unpacked.blocks.clear();
-    EXPECT_EQ(kept.blocks.size(), 16u);
+    EXPECT_EQ(kept.blocks.size(), kept.experts > 0 ? 18u : 16u);
     const Batch batch = packed(kept, {150, 270});
     const auto weights = [&](auto& dev, auto& model) {
       load_model(dev, file, model);
@@ -114,6 +115,8 @@ TEST_F(GgufModels, HaveTheBitsOfTheirNumbers) {
        sized<std::vector<BlockType>>({BlockType::q4_k, BlockType::q6_k, BlockType::q8_0}, {BlockType::q4_k}))
     expect_bits_of_unpacked<float>(type);
   expect_bits_of_unpacked<BFloat16>(BlockType::q5_k);
+  expect_bits_of_unpacked<BFloat16>(BlockType::q4_k, "qwen3moe");
+  expect_bits_of_unpacked<float>(BlockType::q6_k, "qwen3moe");
 }
 
 // B's rows are in the order of the file's rows, A's columns in that of its columns.
@@ -157,6 +160,33 @@ TEST_F(GgufModels, AdaptersAndMergedModelsAreInTheFilesOrder) {
     }
   }
   EXPECT_EQ(gguf_model(dir / "merged.gguf").config.blocks.size(), 2u);  // embedding and head stay as they were
+}
+
+// Of experts, gate and up are two tensors that have the same a.
+TEST_F(GgufModels, AdaptersOfExpertsAreExpertByExpert) {
+  const fs::path base = write_model(BlockType::q8_0, "qwen3moe");
+  const Config c = with_small_adapters(read_config(base));
+  Cpu dev(std::size_t{1} << 27);
+  Trainer<Cpu, float> trainer(dev, c, 1, OptimizerKind::none);
+  load_model(dev, base, trainer.model);
+  initialise_adapters(dev, trainer.model, 3, 0.05);
+  const LoraSettings settings = {4, 8, false, {"all", "experts"}};
+  save_adapters(dev, dir, c, trained(table(c, trainer.model.weights)), adapter_config(c, settings, base.string()));
+  write_gguf_adapter(dir, c, base);
+  const GgufFile adapter(dir / "adapter.gguf");
+  const MixtureWeights<float>& w = trainer.model.weights.layers[1].routed;
+  const std::map<std::string, std::pair<Matrix<float>, Index>> expected = {
+      {"ffn_gate_exps.weight.lora_a", {w.gate.adapter.a, 4}}, {"ffn_up_exps.weight.lora_a", {w.gate.adapter.a, 4}},
+      {"ffn_down_exps.weight.lora_a", {w.down.adapter.a, 4}}, {"ffn_gate_exps.weight.lora_b", {w.gate.adapter.b, 256}},
+      {"ffn_up_exps.weight.lora_b", {w.up.adapter.b, 256}},   {"ffn_down_exps.weight.lora_b", {w.down.adapter.b, 256}}};
+  for (const auto& [name, numbers_and_rows] : expected) {
+    const auto& [matrix, rows] = numbers_and_rows;
+    const Tensor& tensor = adapter.tensors().at("blk.1." + name);
+    EXPECT_EQ(tensor.shape, (std::vector<Index>{4, rows, matrix.cols})) << name;
+    EXPECT_EQ(numbers<float>(tensor), to_host(dev, matrix)) << name;
+  }
+  EXPECT_THROW(Merge(base, dir, c).save_gguf(dir / "merged.gguf", base, BlockType::f32), std::runtime_error);
+  EXPECT_FALSE(fs::exists(dir / "merged.gguf"));
 }
 
 // --- Tokenizers ---

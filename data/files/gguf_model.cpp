@@ -19,7 +19,9 @@ constexpr GgufFamily kFamilies[] = {
     {"olmo2", "olmo2", false, false, "post_attention_norm"}, {"olmo2", "olmo3", false, false, "post_attention_norm"},
     {"exaone4", "exaone4", false, false, "post_attention_norm"}, {"glm4", "glm4"},
     {"command-r", "cohere"}, {"cohere2", "cohere2"}, {"hunyuan-dense", "hunyuan"}, {"lfm2", "lfm2"},
-    {"qwen35", "qwen3_5", false, true, "post_attention_norm"}};
+    {"qwen35", "qwen3_5", false, true, "post_attention_norm"},
+    {"llama", "mixtral", true}, {"qwen3moe", "qwen3_moe"}, {"olmoe", "olmoe"}, {"granitemoe", "granitemoe", true},
+    {"lfm2moe", "lfm2_moe"}, {"qwen35moe", "qwen3_5_moe", false, true, "post_attention_norm"}};
 
 // Modules of a layer: of Hugging Face, and of llama.cpp.
 constexpr std::pair<const char*, const char*> kModules[] = {
@@ -35,6 +37,10 @@ constexpr std::pair<const char*, const char*> kModules[] = {
     {"mlp.gate_proj", "ffn_gate"}, {"mlp.up_proj", "ffn_up"}, {"mlp.down_proj", "ffn_down"},
     {"mlp.gate_up_proj", "ffn_up"}, {"mlp.c_fc", "ffn_up"}, {"mlp.c_proj", "ffn_down"},
     {"feed_forward.w1", "ffn_gate"}, {"feed_forward.w3", "ffn_up"}, {"feed_forward.w2", "ffn_down"},
+    {"mlp.gate", "ffn_gate_inp"}, {"block_sparse_moe.router", "ffn_gate_inp"}, {"feed_forward.gate", "ffn_gate_inp"},
+    {"feed_forward.expert_bias", "exp_probs_b.bias"}, {"mlp.shared_expert_gate", "ffn_gate_inp_shexp"},
+    {"mlp.shared_expert.gate_proj", "ffn_gate_shexp"}, {"mlp.shared_expert.up_proj", "ffn_up_shexp"},
+    {"mlp.shared_expert.down_proj", "ffn_down_shexp"},
     {"conv.in_proj", "shortconv.in_proj"}, {"conv.conv", "shortconv.conv"}, {"conv.out_proj", "shortconv.out_proj"},
     {"linear_attn.in_proj_qkv", "attn_qkv"}, {"linear_attn.in_proj_z", "attn_gate"},
     {"linear_attn.in_proj_b", "ssm_beta"}, {"linear_attn.in_proj_a", "ssm_alpha"}, {"linear_attn.conv1d", "ssm_conv1d"},
@@ -64,7 +70,7 @@ GgufName gguf_name(const Config& c, const Parameter& p) {
   if (!p.name.starts_with(layers)) {
     for (const auto& [module, name] :
          {std::pair(names.tokens, "token_embd"),
-          {names.norm, c.family == std::string("lfm2") ? "token_embd_norm" : "output_norm"},
+          {names.norm, std::string(c.family).starts_with("lfm2") ? "token_embd_norm" : "output_norm"},
           {"lm_head", "output"}})
       if (const auto rest = after(p.name, module)) found.name = name + *rest;
   } else {
@@ -74,6 +80,8 @@ GgufName gguf_name(const Config& c, const Parameter& p) {
     if (const auto rest = after(tail, "post_attention_layernorm")) found.name = layer + g.second_norm + *rest;
     for (const auto& [module, name] : kModules)
       if (const auto rest = after(tail, module)) found.name = layer + name + *rest;
+    if (tail == names.experts_in) found.name = layer + (p.part == 0 ? "ffn_gate_exps.weight" : "ffn_up_exps.weight");
+    if (tail == names.experts_out) found.name = layer + "ffn_down_exps.weight";
     const auto is = [&](const char* module) { return after(tail, module).has_value(); };
     if (g.permuted && (is("self_attn.q_proj") || is("self_attn.k_proj"))) found.rows = {2, c.head_dim / 2};
     const Index keys = c.delta_key_heads, group = c.delta_value_heads / most(keys, 1), dim = c.delta_value_dim;
@@ -156,12 +164,12 @@ const GgufFamily& family_of(const Metadata& m) {
   std::set<std::string> known;
   for (const GgufFamily& g : kFamilies) {
     known.insert(g.architecture);
-    if (m.architecture == g.architecture && !experts && (g.family != std::string("olmo2") || !windows)) return g;
+    if (m.architecture == g.architecture && (family_named(g.family).defaults.experts > 0) == experts &&
+        (g.family != std::string("olmo2") || !windows))
+      return g;
   }
-  require(!experts, m.file(),
-          ": is a mixture of experts, which is not supported in GGUF files; use the model's safetensors");
-  fail(m.file(), ": models of architecture ", quote(m.architecture), " are not supported in GGUF files; ", join(known),
-       " are");
+  fail(m.file(), ": models of architecture ", quote(m.architecture), experts ? " with experts" : "",
+       " are not supported in GGUF files; ", join(known), " are");
 }
 
 void read_rope(const Metadata& m, Config& c) {
@@ -231,7 +239,7 @@ void read_windows(const Metadata& m, const ModelFamily& family, Config& c) {
 }
 
 void read_mixers(const Metadata& m, const std::vector<Index>& kv_heads, Config& c) {
-  if (c.family == std::string("lfm2")) {
+  if (std::string(c.family).starts_with("lfm2")) {
     c.convolution_width = m.get<Index>("shortconv.l_cache");
     for (std::size_t l = 0; l < kv_heads.size(); ++l)
       c.mixers[l] = kv_heads[l] > 0 ? MixerKind::attention : MixerKind::convolution;
@@ -249,6 +257,17 @@ void read_mixers(const Metadata& m, const std::vector<Index>& kv_heads, Config& 
     c.mixers[l] = recurrent[l] != 0 ? MixerKind::delta_rule : MixerKind::attention;
 }
 
+void read_experts(const Metadata& m, Config& c) {
+  c.dense_layers = m.get<Index>("leading_dense_block_count", 0);
+  const auto all = m.get<Index>("expert_count"), chosen = m.get<Index>("expert_used_count"),
+             width = m.get<Index>("expert_feed_forward_length", m.get<Index>("feed_forward_length", 0)),
+             shared = c.shared_mlp > 0 ? m.get<Index>("expert_shared_feed_forward_length") : 0;
+  for (const Index size : {all, chosen, width, shared + 1})
+    require(size > 0 && size <= kLargestSize, m.file(), ": ", all, " experts of width ", width, ", of which ", chosen,
+            " are used, and a shared one of width ", shared, " are not supported");
+  experts(c, all, chosen, width, shared);
+}
+
 // The heads of Gemma 4's global layers.
 void read_global_heads(const Metadata& m, const std::vector<Index>& kv_heads, Config& c) {
   c.wide = without(c.local), c.global_head_dim = m.get<Index>("attention.key_length"), c.global_kv_heads = c.kv_heads;
@@ -261,6 +280,28 @@ void read_global_heads(const Metadata& m, const std::vector<Index>& kv_heads, Co
       m.get<Index>("embedding_length_per_layer_input", 0) == 0 && m.get<Index>("attention.shared_kv_layers", 0) == 0,
       m.file(),
       ": Gemma 4 E2B and E4B (per-layer embeddings, shared keys and values) are not supported; 12B and 31B are");
+}
+
+// Gate and up of experts are two tensors.
+std::vector<Table<float>> apart(const Table<float>& parts) {
+  if (parts.front().parameter.experts == 0) return {1, parts};
+  std::vector<Table<float>> each;
+  for (const Entry<float>& e : parts) each.push_back({e});
+  return each;
+}
+// ... which here are one, with pieces of an expert in turns.
+Tensor expert_by_expert(const std::vector<Tensor>& tensors, const std::vector<Index>& shape) {
+  Tensor all = tensors.front();
+  const Index experts = shape[0];
+  for (Index e = 0; e < experts; ++e) {
+    for (Tensor piece : tensors) {
+      piece.bytes /= static_cast<std::size_t>(experts), piece.data += static_cast<std::size_t>(e) * piece.bytes;
+      piece.shape.erase(piece.shape.begin()), piece.count /= experts;
+      all.pieces.push_back(piece);
+    }
+  }
+  all.shape = shape, all.count *= std::ssize(tensors), all.bytes *= tensors.size(), all.data = nullptr;
+  return all;
 }
 
 Config config_of(const GgufFile& file) {
@@ -279,7 +320,8 @@ Config config_of(const GgufFile& file) {
   const Index layers = blocks - later;
   const std::vector<Index> heads = m.numbers("attention.head_count", layers, 0),
                            kv_heads = m.numbers("attention.head_count_kv", layers, heads.front()),
-                           mlp = m.numbers("feed_forward_length", layers, 0);
+                           mlp =
+                               m.numbers("feed_forward_length", layers, m.get<Index>("expert_feed_forward_length", 0));
   for (const auto& [list, key] : {std::pair(&heads, "attention.head_count"), {&mlp, "feed_forward_length"}})
     require(std::ranges::all_of(*list, [&](Index n) { return n == list->front() && n > 0 && n <= kLargestSize; }),
             m.file(), ": ", key, " must be the same number for all layers");
@@ -294,6 +336,7 @@ Config config_of(const GgufFile& file) {
       m.get<double>(c.norm == Norm::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon");
   read_windows(m, family, c);
   read_mixers(m, kv_heads, c);
+  if (c.experts > 0) read_experts(m, c);
   if (c.global_head_dim > 0) read_global_heads(m, kv_heads, c);
   read_rope(m, c);
   c.qkv_bias = m.layers_have("attn_q.bias") || m.layers_have("attn_qkv.bias");
@@ -316,29 +359,38 @@ Config config_of(const GgufFile& file) {
 
 }  // namespace
 
+Tensor GgufModel::find_tensor(const Table<float>& parts) const {
+  const GgufName stored = gguf_name(config, parts.front().parameter);
+  const auto found = file.tensors().find(stored.name);
+  require(found != file.tensors().end(), file.path().string(), ": has no tensor ", quote(stored.name),
+          ", which a model of ", config.family, " has; download it again, or convert it with a newer llama.cpp");
+  Tensor tensor = found->second;
+  const std::vector<Index> shape = stored_shape(parts);
+  require(tensor.count == element_count(tensor.where, shape) &&
+              (shape.empty() || tensor.shape.empty() || tensor.shape.back() == shape.back()),
+          tensor.where, ": has the shape ", shown(tensor.shape), ", but the metadata need ", shown(shape));
+  tensor.shape = shape;
+  tensor.layout.rows = stored.rows, tensor.layout.columns = stored.columns, tensor.layout.change = stored.change;
+  return tensor;
+}
+
 GgufModel::GgufModel(const fs::path& path) : file(path), config(config_of(file)) {
   std::set<std::string> used = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"};
   Tensors<float> none(config);
   for (const Table<float>& parts : by_stored_tensor(table(config, none))) {
     const Parameter& p = parts.front().parameter;
-    const GgufName stored = gguf_name(config, p);
-    const auto found = file.tensors().find(stored.name);
-    require(found != file.tensors().end(), path.string(), ": has no tensor ", quote(stored.name), ", which a model of ",
-            config.family, " has; download it again, or convert it with a newer llama.cpp");
-    used.insert(stored.name);
-    Tensor tensor = found->second;
-    const std::vector<Index> shape = stored_shape(parts);
-    require(tensor.count == element_count(tensor.where, shape) &&
-                (shape.empty() || tensor.shape.empty() || tensor.shape.back() == shape.back()),
-            tensor.where, ": has the shape ", shown(tensor.shape), ", but the metadata need ", shown(shape));
-    tensor.shape = shape;
-    tensor.layout.rows = stored.rows, tensor.layout.columns = stored.columns, tensor.layout.change = stored.change;
-    const bool kept = *p.group != 0 || p.name == parameters_of(config).front().name || p.name == "lm_head.weight";
-    if (kept && size_of_block(tensor.layout.type).weights() > 1) {
-      require(!stored.columns || stored.columns.inner % 16 == 0, tensor.where, ": value heads of ",
-              stored.columns.inner, " are not multiples of 16");
-      config.blocks[p.name] = tensor.layout.type;
+    std::vector<Tensor> found;
+    for (const Table<float>& part : apart(parts)) {
+      found.push_back(find_tensor(part));
+      used.insert(gguf_name(config, part.front().parameter).name);
+      const BlockLayout& layout = found.back().layout;
+      const bool kept = *p.group != 0 || p.name == parameters_of(config).front().name || p.name == "lm_head.weight";
+      if (!kept || size_of_block(layout.type).weights() == 1) continue;
+      require(!layout.columns || layout.columns.inner % 16 == 0, found.back().where, ": value heads of ",
+              layout.columns.inner, " are not multiples of 16");
+      for (const Entry<float>& e : part) config.blocks[{p.name, e.parameter.part}] = layout.type;
     }
+    Tensor tensor = found.size() == 1 ? found.front() : expert_by_expert(found, stored_shape(parts));
     tensors[p.name] = std::move(tensor);
   }
   for (const auto& [name, tensor] : file.tensors()) {

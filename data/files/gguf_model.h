@@ -37,6 +37,10 @@ struct GgufModel {
   Config config;
   std::map<std::string, Tensor> tensors;
   std::map<std::string, std::string> texts;  // config.json, tokenizer.json and so on
+
+ private:
+  // The tensor of these parts, with its layout.
+  Tensor find_tensor(const Table<float>& parts) const;
 };
 
 // Reads a file once.

@@ -100,19 +100,46 @@ void write_gguf_adapter(const fs::path& dir, const Config& c, const fs::path& ba
   writer.add("adapter.lora.alpha", static_cast<float>(alpha));
   writer.add("general.file_type", std::uint32_t{0});
   writer.add("general.quantization_version", std::uint32_t{2});
-  for (const auto& [layer, size] : c.adapters) {
-    const GgufName order = gguf_name(c, {layer + ".weight", 0, 0, Init::normal});
+  const auto add = [&](const std::string& name, std::vector<Index> shape, Index rows, const GgufName& order,
+                       auto&& values) {
+    writer.add(name, BlockType::f32, shape,
+               [rows, order, values](std::ostream& out) { write_matrix(out, BlockType::f32, values(), rows, order); });
+  };
+  Tensors<float> none(c);
+  for (const Table<float>& parts : by_stored_tensor(adapters(table(c, none)))) {
+    const Parameter& first = parts.front().parameter;
+    if (first.init != Init::adapter_b) continue;
+    const std::string layer = first.name.substr(0, first.name.rfind(".lora_B"));
     const Tensor &a = file.at(name_in_adapter(c, layer + ".lora_A.weight")),
-                 &b = file.at(name_in_adapter(c, layer + ".lora_B.weight"));
-    writer.add(order.name + ".lora_a", BlockType::f32, a.shape, [&, order](std::ostream& out) {
-      write_matrix(out, BlockType::f32, numbers_of(a), a.shape[0], {"", {}, order.columns});
-    });
+                 &b = file.at(name_in_adapter(c, first.name));
+    const AdapterSize& size = c.adapters.at(layer);
     const double factor = size.scale * static_cast<double>(size.rank) / alpha;
-    writer.add(order.name + ".lora_b", BlockType::f32, b.shape, [&, order, factor](std::ostream& out) {
-      std::vector<float> values = numbers_of(b);
+    const auto scaled = [factor](std::vector<float> values) {
       for (float& x : values) x = factor == 1 ? x : static_cast<float>(factor * x);
-      write_matrix(out, BlockType::f32, values, b.shape[0], {"", order.rows, {}});
-    });
+      return values;
+    };
+    const auto whole = [&a] { return numbers_of(a); };
+    if (first.experts == 0) {
+      const GgufName order = gguf_name(c, {layer + ".weight", 0, 0, Init::normal});
+      add(order.name + ".lora_a", a.shape, a.shape[0], {"", {}, order.columns}, whole);
+      add(order.name + ".lora_b", b.shape, b.shape[0], {"", order.rows, {}},
+          [scaled, &b] { return scaled(numbers_of(b)); });
+      continue;
+    }
+    Index before = 0;
+    for (const Entry<float>& e : parts) {  // gate and up share an a
+      const Parameter& p = e.parameter;
+      Parameter weight = {layer, 0, 0, Init::normal};
+      weight.part = p.part;
+      const std::string name = gguf_name(c, weight).name;
+      add(name + ".lora_a", {p.experts, size.rank, a.shape.back()}, a.shape[0], {}, whole);
+      add(name + ".lora_b", {p.experts, p.rows / p.experts, p.cols}, p.rows, {}, [scaled, &b, p, before] {
+        std::vector<float> values(static_cast<std::size_t>(p.rows * p.cols));
+        read_lines(b, p, before, {0, p.rows}, values.data());
+        return scaled(values);
+      });
+      before += p.length();
+    }
   }
   writer.write(dir / "adapter.gguf");
 }
@@ -121,8 +148,11 @@ void write_merged_gguf(const fs::path& out, const fs::path& base, const Config& 
                        const MergedTensor& merged) {
   const GgufModel& model = gguf_model(base);
   std::map<std::string, std::string> names;  // Hugging Face's, by llama.cpp's
-  for (const auto& [layer, size] : c.adapters)
+  for (const auto& [layer, size] : c.adapters) {
+    require(!layer.ends_with(family_of(c).modules.experts_in) && !layer.ends_with(family_of(c).modules.experts_out),
+            out.string(), ": adapters of experts are merged into safetensors only; give --out a directory");
     names[gguf_name(c, {layer + ".weight", 0, 0, Init::normal}).name] = layer + ".weight";
+  }
   GgufWriter writer;
   for (const auto& [key, bytes] : model.file.keys())
     if (key != "general.file_type" && key != "general.alignment") writer.add(bytes);
@@ -139,10 +169,11 @@ void write_merged_gguf(const fs::path& out, const fs::path& base, const Config& 
       continue;
     }
     const bool whole = tensor->shape.back() % size_of_block(type).weights() == 0;
-    const BlockType stored = whole ? type : BlockType::f16;
+    const bool router = name.find(".ffn_gate_inp") != name.npos;  // always in float32
+    const BlockType stored = router ? BlockType::f32 : whole ? type : BlockType::f16;
     const GgufName order = gguf_name(c, {found->second, 0, 0, Init::normal});
     writer.add(name, stored, tensor->shape, [&, stored, order, tensor, name = found->second](std::ostream& out) {
-      write_matrix(out, stored, merged(name), tensor->shape[0], order);
+      write_matrix(out, stored, merged(name), tensor->shape.size() > 1 ? tensor->shape[0] : 1, order);
     });
   }
   writer.write(out);

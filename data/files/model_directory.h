@@ -90,6 +90,7 @@ class ModelFiles {
   explicit ModelFiles(const fs::path& dir, const std::string& root = "") : dir(dir) {
     if (is_gguf(dir)) {
       for (const auto& [name, tensor] : gguf_model(dir).tensors) tensors[name] = &tensor;
+      names_.pieces = pieces_of_experts(gguf_model(dir).config);
       return;
     }
     const fs::path index = dir / "model.safetensors.index.json", single = dir / "model.safetensors";

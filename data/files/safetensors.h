@@ -45,6 +45,10 @@ struct Tensor {
 
 // Row i of a tensor in blocks. The numbers of a vector are rows.
 inline const std::uint8_t* row_of_blocks(const Tensor& tensor, Index i) {
+  if (!tensor.pieces.empty()) {  // experts, which are all alike
+    const Index rows = tensor.pieces.front().shape[0];
+    return row_of_blocks(tensor.pieces[static_cast<std::size_t>(i / rows)], i % rows);
+  }
   const Index bytes = bytes_of_row(tensor.layout.type, tensor.shape.size() > 1 ? tensor.shape.back() : 1);
   return reinterpret_cast<const std::uint8_t*>(tensor.data) + tensor.layout.rows.stored(i) * bytes;
 }
@@ -112,7 +116,7 @@ void read(const Tensor& tensor, Index first, Index count, T* out) {
   if constexpr (!std::is_integral_v<T>) {
     for (Index i = 0; tensor.number && i < count; ++i) out[i] = static_cast<T>(tensor.number(tensor, first + i));
     if (tensor.number) return;
-    if (tensor.layout.type != BlockType::none) return read_blocks(tensor, first, count, out);
+    if (tensor.layout.type != BlockType::none && tensor.pieces.empty()) return read_blocks(tensor, first, count, out);
   }
   for (const Tensor& piece : tensor.pieces) {
     const Index part = std::clamp<Index>(piece.count - first, 0, count);
