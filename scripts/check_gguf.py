@@ -189,7 +189,7 @@ def main():
                 row.append(difference(of_merged, of_llama_cpp(merged)))
                 costs.append(difference(of_merged, ours))
             print(f"{name:<14}{f'{differ} of {count}':>22}" + "".join(f"{x:>10.4f}" for x in row + costs[1:]), flush=True)
-            worst = max(worst, *(x / 2 for x in row) if name in EXPERTS else row)
+            worst = max(worst, *(x / 4 for x in row) if name in EXPERTS else row)
             if differ > 1:
                 sys.exit(f"{name}: {differ} tensors differ")
     if worst > 0.03:
