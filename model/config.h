@@ -118,8 +118,8 @@ struct Config {
   std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
   std::optional<std::set<std::string>> trained = {};
   Base base = Base::plain;
-  bool plain_scales = false;                     // of weights in 4 bits: without double quantisation
-  bool mxfp4 = false;                            // experts are in MXFP4 in files
+  bool plain_scales = false;  // of weights in 4 bits: without double quantisation
+  bool mxfp4 = false;         // experts are in MXFP4 in files
   // Weights that stay as a GGUF file stores them: by the name of the tensor, and the part of it.
   std::map<std::pair<std::string, Index>, BlockType> blocks = {};
 

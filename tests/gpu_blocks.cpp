@@ -44,9 +44,9 @@ TEST_F(GpuBlocks, HaveTheBitsOfACpu) {
   }
 }
 
-TEST_F(GpuBlocks, ModelsHaveTheGradientOfTheirNumbers) {
-  const fs::path file = fs::path(testing::TempDir()) / "gpu_blocks.gguf";
-  write_gguf_model(file, BlockType::q4_k);
+void expect_gradient_of_numbers(const std::string& architecture) {
+  const fs::path file = fs::path(testing::TempDir()) / ("gpu_blocks_" + architecture + ".gguf");
+  write_gguf_model(file, BlockType::q4_k, architecture);
   const Config kept = with_small_adapters(read_config(file));
   Config unpacked = kept;
   unpacked.blocks.clear();
@@ -61,6 +61,11 @@ TEST_F(GpuBlocks, ModelsHaveTheGradientOfTheirNumbers) {
   const Difference error = run.gradient.difference(truth.gradient);
   EXPECT_LE(error.relative, 1e-5) << error.tensor;
   EXPECT_NEAR(run.loss, truth.loss, 1e-5 * truth.loss);
+}
+
+TEST_F(GpuBlocks, ModelsHaveTheGradientOfTheirNumbers) {
+  expect_gradient_of_numbers("llama");
+  expect_gradient_of_numbers("qwen3moe");
 }
 
 }  // namespace
