@@ -263,8 +263,8 @@ void read_experts(const Metadata& m, Config& c) {
              width = m.get<Index>("expert_feed_forward_length", m.get<Index>("feed_forward_length", 0)),
              shared = c.shared_mlp > 0 ? m.get<Index>("expert_shared_feed_forward_length") : 0;
   for (const Index size : {all, chosen, width, shared + 1})
-    require(size > 0 && size <= kLargestSize, m.file(), ": ", all, " experts of width ", width, ", of which ", chosen,
-            " are used, and a shared one of width ", shared, " are not supported");
+    require(size > 0 && size <= kLargestSize, m.file(), ": expert_count ", all, ", expert_used_count ", chosen,
+            ", expert width ", width, ", shared expert width ", shared, ": a value is out of range");
   experts(c, all, chosen, width, shared);
 }
 
@@ -282,14 +282,14 @@ void read_global_heads(const Metadata& m, const std::vector<Index>& kv_heads, Co
       ": Gemma 4 E2B and E4B (per-layer embeddings, shared keys and values) are not supported; 12B and 31B are");
 }
 
-// Gate and up of experts are two tensors.
+// The tables of the file's tensors: it has gate and up of experts in two tensors.
 std::vector<Table<float>> apart(const Table<float>& parts) {
   if (parts.front().parameter.experts == 0) return {1, parts};
   std::vector<Table<float>> each;
   for (const Entry<float>& e : parts) each.push_back({e});
   return each;
 }
-// ... which here are one, with pieces of an expert in turns.
+// Joins gate and up to one tensor, as Hugging Face stores them: gate and up of the first expert, of the second, and so on.
 Tensor expert_by_expert(const std::vector<Tensor>& tensors, const std::vector<Index>& shape) {
   Tensor all = tensors.front();
   const Index experts = shape[0];
@@ -318,10 +318,10 @@ Config config_of(const GgufFile& file) {
   require(hidden > 0 && hidden <= kLargestSize && later >= 0 && blocks > later && blocks <= kMostLayers, m.file(), ": ",
           blocks, " layers of width ", hidden, " are not supported");
   const Index layers = blocks - later;
+  const auto usual_mlp = m.get<Index>("expert_feed_forward_length", 0);
   const std::vector<Index> heads = m.numbers("attention.head_count", layers, 0),
                            kv_heads = m.numbers("attention.head_count_kv", layers, heads.front()),
-                           mlp =
-                               m.numbers("feed_forward_length", layers, m.get<Index>("expert_feed_forward_length", 0));
+                           mlp = m.numbers("feed_forward_length", layers, usual_mlp);
   for (const auto& [list, key] : {std::pair(&heads, "attention.head_count"), {&mlp, "feed_forward_length"}})
     require(std::ranges::all_of(*list, [&](Index n) { return n == list->front() && n > 0 && n <= kLargestSize; }),
             m.file(), ": ", key, " must be the same number for all layers");
