@@ -19,7 +19,7 @@
 
 namespace streambp {
 
-// The token and the position of each row. For the backward pass, by_token lists the rows sorted by lane, then by token,
+// The token and the position of each row; without tokens, row i has row i of the table. For the backward pass, by_token lists the rows sorted by lane, then by token,
 // and by_position by lane, then by position.
 struct EmbeddingIndex {
   Matrix<const std::int32_t> tokens, positions;
@@ -37,12 +37,12 @@ struct EmbeddingTables {
 template <class Device, class T>
 void embedding(Device& dev, Matrix<T> x, const EmbeddingIndex& index,
                const std::type_identity_t<EmbeddingTables<T>>& tables, double scale) {
-  require_shape("embedding", "tokens", index.tokens, 1, x.rows);
+  if (index.tokens) require_shape("embedding", "tokens", index.tokens, 1, x.rows);
   require_shape("embedding", "positions", index.positions, 1, x.rows);
   if (!tables.tokens) {
     dequantise(dev, x, tables.quantised.blocks, index.tokens);
-    if (scale != 1) streambp::scale(dev, x, scale);
-    return;
+    if (scale == 1 && !tables.positions) return;
+    return embedding(dev, x, {{}, index.positions}, {x, tables.positions}, scale);
   }
   require_shape("embedding", "tokens' table", tables.tokens, tables.tokens.rows, x.cols);
   if (tables.positions) require_shape("embedding", "positions' table", tables.positions, tables.positions.rows, x.cols);
@@ -90,7 +90,7 @@ void compute_embedding(Cpu&, Matrix<T> x, const EmbeddingIndex& index, const Emb
   using A = Accumulator<T>;
 #pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) {
-    const T* token = tables.tokens.row(index.tokens(0, i));
+    const T* token = tables.tokens.row(index.tokens ? index.tokens(0, i) : i);
     const T* position = tables.positions ? tables.positions.row(index.positions(0, i)) : nullptr;
     if (position) {  // two loops, as in norm.cuh
       for (Index j = 0; j < x.cols; ++j) x(i, j) = A(scale) * token[j] + A(position[j]);
@@ -125,7 +125,7 @@ void compute_embedding(Cuda& dev, Matrix<T> x, const EmbeddingIndex& index, cons
   const Matrix<T> token_table = tables.tokens, position_table = tables.positions;
   const auto scale = static_cast<float>(table_scale);
   auto f = [=] __device__(auto n, Index i, Index j) {
-    auto value = cuda::load<n()>(token_table.row(tokens(0, i)) + j);
+    auto value = cuda::load<n()>(token_table.row(tokens ? tokens(0, i) : i) + j);
     for (int k = 0; k < n(); ++k) value.x[k] *= scale;
     if (position_table) {
       const auto position = cuda::load<n()>(position_table.row(positions(0, i)) + j);

@@ -70,8 +70,14 @@ FAMILIES = {
     "granitemoe": ("GraniteMoe", dict(SCALES, num_local_experts=8, num_experts_per_tok=2, intermediate_size=256), "llama-bpe"),
     "lfm2moe": ("Lfm2Moe", dict(intermediate_size=384, moe_intermediate_size=256, num_dense_layers=1, num_experts=8, num_experts_per_tok=2,
                                 layer_types=["conv", "full_attention"] * 2, tie_word_embeddings=True), "lfm2"),
+    "qwen3next": ("Qwen3Next", dict(head_dim=64, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=32, linear_value_head_dim=32,
+                                    layer_types=["linear_attention"] * 3 + ["full_attention"], num_experts=8, num_experts_per_tok=2,
+                                    moe_intermediate_size=256, shared_expert_intermediate_size=256), "qwen2"),
+    "gpt-oss": ("GptOss", dict(head_dim=64, num_local_experts=8, num_experts_per_tok=2, intermediate_size=256, sliding_window=48,
+                               rope_parameters=dict(YARN, rope_theta=15450, truncate=False)), "gpt-4o"),  # a limit of YaRN at 10: llama.cpp rounds it
+    "gpt2": ("GPT2", dict(n_embd=256, n_head=4, n_layer=4, n_positions=512, n_ctx=512), "gpt-2"),
 }  # fmt: skip
-EXPERTS = ["qwen3moe", "qwen35moe", "mixtral", "olmoe", "granitemoe", "lfm2moe"]  # rounding can change which experts a token uses
+EXPERTS = ["qwen3moe", "qwen35moe", "mixtral", "olmoe", "granitemoe", "lfm2moe", "qwen3next", "gpt-oss"]  # rounding can change which experts a token uses
 CONVERT = """
 import sys
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
@@ -82,7 +88,8 @@ for kind in vars(conversion.base).values():
 sys.argv = ["convert", sys.argv[3], "--outfile", sys.argv[4], "--outtype", "bf16"] + sys.argv[5:]
 convert_hf_to_gguf.main()
 """
-TEXTS = [text for text in re.sub(r"\s+", " ", (ROOT / "docs/verification.md").read_text()).split(". ") if 100 < len(text) < 400][:20]
+WORDS = " ".join((ROOT / "docs" / name).read_text() for name in ["verification.md", "fine-tuning.md"])
+TEXTS = [text for text in re.sub(r"\s+", " ", WORDS).split(". ") if 100 < len(text) < 400][:20]
 
 
 def run(*command):
@@ -117,7 +124,7 @@ def make_models(name, llama_cpp, folder):
     shutil.copy(folder / ("tokenizer.json" if words else "tokenizer.model"), folder / name)
     (folder / name / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>" if words else "</s>"}))
     plain, quantised = folder / f"{name}.gguf", folder / f"{name}-Q4_K_M.gguf"
-    run(sys.executable, "-c", CONVERT, llama_cpp, words, folder / name, plain, *(["--no-mtp"] if name.startswith("qwen35") else []))
+    run(sys.executable, "-c", CONVERT, llama_cpp, words, folder / name, plain, *(["--no-mtp"] if name.startswith(("qwen35", "qwen3next")) else []))
     run(Path(llama_cpp) / "build/bin/llama-quantize", plain, quantised, "Q4_K_M")
     return plain, quantised
 
@@ -130,13 +137,15 @@ def train(model, out, *more):
 
 def different_tensors(original, saved):
     theirs, ours = load_file(original / "model.safetensors"), load_file(saved / "model.safetensors")
-    return sum(1 for key in theirs if not torch.equal(theirs[key], ours[key])), len(theirs)
+    different = [key for key in theirs if not torch.equal(theirs[key], ours[key.removeprefix("transformer.")])]
+    return len(different), len(theirs)
 
 
 def of_llama_cpp(model, adapter=None):
     import llama_cpp
 
-    llama = llama_cpp.Llama(str(model), n_ctx=512, n_batch=512, logits_all=True, verbose=False, lora_path=adapter and str(adapter))
+    cache = dict(type_k=0, type_v=0, flash_attn=False)  # in float32
+    llama = llama_cpp.Llama(str(model), n_ctx=512, n_batch=512, logits_all=True, verbose=False, lora_path=adapter and str(adapter), **cache)
     results = []
     for text in TEXTS:
         tokens = llama.tokenize(text.encode(), add_bos=True, special=False) + [llama.token_eos()]

@@ -19,10 +19,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests/golden"
-# Not those with numbers that llama.cpp has no keys for, such as Gemma 3's query_pre_attn_scalar, a factor of LFM2's experts or
-# widths of delta rules that differ.
-CASES = ["llama_bias", "llama3", "qwen3", "qwen3_yarn", "gemma4", "phi3", "granite", "cohere", "olmo2", "lfm2", "qwen3_5", "qwen3_moe_all",
-         "mixtral", "olmoe", "granitemoe"]
+# Not those with numbers that llama.cpp has no keys for, such as Gemma 3's query_pre_attn_scalar, or a factor of
+# LFM2's experts.
+CASES = ["gpt2", "llama_bias", "llama3", "qwen3", "qwen3_yarn", "gemma4", "phi3", "granite", "cohere", "olmo2", "lfm2", "qwen3_5", "qwen3_moe_all",
+         "mixtral", "olmoe", "granitemoe", "qwen3_next", "gpt_oss"]
 
 
 # Names in published files; % is the number of an expert.
@@ -69,7 +69,7 @@ def set_vocab(self):
     self.gguf_writer.add_token_types([1] * count)
     self.gguf_writer.add_token_merges(["! !"])
 conversion.get_model_class(sys.argv[2]).set_vocab = set_vocab
-sys.argv = ["convert", sys.argv[3], "--outfile", sys.argv[4], "--outtype", "f32"] + ["--no-mtp"] * ("Qwen3_5" in sys.argv[2])
+sys.argv = ["convert", sys.argv[3], "--outfile", sys.argv[4], "--outtype", "f32"] + ["--no-mtp"] * sys.argv[2].startswith(("Qwen3_5", "Qwen3Next"))
 convert_hf_to_gguf.main()
 """
 
@@ -104,6 +104,8 @@ def model(name, llama_cpp):
         folder = f"{temporary}/{name}"  # the converter keeps its name
         Path(folder).mkdir()
         config = json.loads(file.metadata()["config"])
+        if name == "gpt2":
+            config["n_ctx"] = config["n_positions"]
         weights = {key[8:]: file.get_tensor(key).float().contiguous() for key in file.keys() if key.startswith("weights/")}
         save_file(published(weights, name), f"{folder}/model.safetensors", metadata={"format": "pt"})
         Path(folder, "config.json").write_text(json.dumps(config))

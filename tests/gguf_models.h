@@ -41,18 +41,21 @@ inline void write_gguf_model(const fs::path& path, BlockType type, const std::st
   GgufWriter writer;
   const auto add = [&](const char* name, auto x) { writer.add(architecture + "." + name, x); };
   writer.add("general.architecture", architecture);
-  for (const auto& [name, n] : std::map<const char*, std::uint32_t>{{"context_length", 600},
-                                                                    {"embedding_length", 256},
-                                                                    {"block_count", 2},
-                                                                    {"feed_forward_length", 512},
-                                                                    {"attention.head_count", 4},
-                                                                    {"attention.head_count_kv", 2}})
+  for (const auto& [name, n] :
+       std::map<const char*, std::uint32_t>{{"context_length", 600},
+                                            {"embedding_length", 256},
+                                            {"block_count", 2},
+                                            {"feed_forward_length", 512},
+                                            {"attention.head_count", 4},
+                                            {"attention.head_count_kv", architecture == "gpt2" ? 4 : 2}})
     add(name, n);
-  const bool experts = architecture == "qwen3moe";
+  const bool biased = architecture == "gpt-oss", experts = architecture == "qwen3moe" || biased;
   for (const auto& [name, n] : std::map<const char*, std::uint32_t>{
            {"expert_count", 4}, {"expert_used_count", 2}, {"expert_feed_forward_length", 256}})
     if (experts) add(name, n);
-  add("attention.layer_norm_rms_epsilon", 1e-5f);
+  if (biased) add("attention.sliding_window", std::uint32_t{128});
+  const bool gpt2 = architecture == "gpt2";
+  add(gpt2 ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", 1e-5f);
   writer.add("tokenizer.ggml.model", std::string("gpt2")), writer.add("tokenizer.ggml.pre", std::string("gpt-2"));
   writer.add("tokenizer.ggml.eos_token_id", std::uint32_t{4999});
   writer.add("tokenizer.chat_template", std::string("{% for m in messages %}{{ m.content }}{% endfor %}"));
@@ -62,9 +65,10 @@ inline void write_gguf_model(const fs::path& path, BlockType type, const std::st
   std::uint64_t seed = 1;
   const auto tensor = [&](const std::string& name, std::vector<Index> shape, std::optional<BlockType> other = {}) {
     const BlockType stored = shape.size() == 1 ? BlockType::f32 : other.value_or(type);
-    auto bytes = random_blocks(stored, shape[0] * (shape.size() == 3 ? shape[1] : 1), shape.back(), ++seed);
-    if (shape.size() == 1) {
-      const std::vector<float> ones(static_cast<std::size_t>(shape[0]), 1 + 0.01f * static_cast<float>(seed));
+    const Index count = element_count(name, shape), rows = count / shape.back();
+    auto bytes = random_blocks(stored, rows, shape.back(), ++seed);
+    if (stored == BlockType::f32) {  // all the same
+      const std::vector<float> ones(static_cast<std::size_t>(count), 1 + 0.01f * static_cast<float>(seed));
       bytes.resize(4 * ones.size());
       std::memcpy(bytes.data(), ones.data(), bytes.size());
     }
@@ -73,12 +77,39 @@ inline void write_gguf_model(const fs::path& path, BlockType type, const std::st
     });
   };
   tensor("token_embd.weight", {5000, 256}), tensor("output.weight", {5000, 256}), tensor("output_norm.weight", {256});
+  if (gpt2) tensor("output_norm.bias", {256}), tensor("position_embd.weight", {600, 256}, BlockType::q8_0);
   for (const std::string layer : {"blk.0.", "blk.1."}) {
-    tensor(layer + "attn_norm.weight", {256}), tensor(layer + "ffn_norm.weight", {256});
+    if (gpt2) {
+      for (const auto& [name, rows] : std::map<const char*, Index>{{"attn_qkv", 768},
+                                                                   {"attn_output", 256},
+                                                                   {"ffn_up", 512},
+                                                                   {"ffn_down", 256},
+                                                                   {"attn_norm", 0},
+                                                                   {"ffn_norm", 0}}) {
+        if (rows > 0)
+          tensor(layer + name + ".weight", {rows, name == std::string("ffn_down") ? 512 : 256});
+        else
+          tensor(layer + name + ".weight", {256});
+        tensor(layer + name + ".bias", {rows > 0 ? rows : 256});
+      }
+      continue;
+    }
+    tensor(layer + "attn_norm.weight", {256});
+    tensor(layer + (biased ? "post_attention_norm.weight" : "ffn_norm.weight"), {256});
     tensor(layer + "attn_q.weight", {256, 256}), tensor(layer + "attn_k.weight", {128, 256});
     tensor(layer + "attn_v.weight", {128, 256}), tensor(layer + "attn_output.weight", {256, 256});
     if (experts) {
-      tensor(layer + "attn_q_norm.weight", {64}), tensor(layer + "attn_k_norm.weight", {64});
+      for (const char* norm : {"attn_q_norm.weight", "attn_k_norm.weight"})
+        if (!biased) tensor(layer + norm, {64});
+      for (const auto& [name, n] : std::map<const char*, Index>{{"attn_q.bias", 256},
+                                                                {"attn_k.bias", 128},
+                                                                {"attn_v.bias", 128},
+                                                                {"attn_output.bias", 256},
+                                                                {"attn_sinks.weight", 4},
+                                                                {"ffn_gate_inp.bias", 4}})
+        if (biased) tensor(layer + name, {n});
+      for (const char* name : {"ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"})
+        if (biased) tensor(layer + name, {4, 256}, BlockType::f32);
       tensor(layer + "ffn_gate_inp.weight", {4, 256}, BlockType::q8_0);
       tensor(layer + "ffn_gate_exps.weight", {4, 256, 256}), tensor(layer + "ffn_down_exps.weight", {4, 256, 256});
       tensor(layer + "ffn_up_exps.weight", {4, 256, 256}, BlockType::q5_0);

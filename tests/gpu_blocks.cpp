@@ -64,8 +64,7 @@ void expect_gradient_of_numbers(const std::string& architecture) {
 }
 
 TEST_F(GpuBlocks, ModelsHaveTheGradientOfTheirNumbers) {
-  expect_gradient_of_numbers("llama");
-  expect_gradient_of_numbers("qwen3moe");
+  for (const char* architecture : {"gpt2", "llama", "qwen3moe"}) expect_gradient_of_numbers(architecture);
 }
 
 }  // namespace

@@ -57,11 +57,46 @@ TEST(Blocks, SwappedAxesGoThereAndBack) {
 
 // --- Models of llama.cpp's converter ---
 
-class ConvertedModel : public testing::TestWithParam<const char*> {};
+// Trains nothing: writes adapters of all linear layers, with random numbers.
+void save_random_adapters(const fs::path& dir, const Config& c, const fs::path& base) {
+  Cpu dev(std::size_t{1} << 27);
+  Trainer<Cpu, float> trainer(dev, c, 1, OptimizerKind::none);
+  load_model(dev, base, trainer.model);
+  initialise_adapters(dev, trainer.model, 3, 0.05);
+  const LoraSettings settings = {4, 8, false, {"all"}};
+  save_adapters(dev, dir, c, trained(table(c, trainer.model.weights)), adapter_config(c, settings, base.string()));
+  write_gguf_adapter(dir, c, base);
+}
+
+// llama.cpp adds 2 b a to the tensors of the base as they are in the file; a merged file has these sums.
+void expect_merged(const fs::path& dir, const Config& c, const fs::path& base) {
+  Merge(base, dir, c).save_gguf(dir / "merged.gguf", base, BlockType::f32);
+  const GgufFile before(base), after(dir / "merged.gguf"), adapter(dir / "adapter.gguf");
+  EXPECT_GE(adapter.tensors().size(), 2 * c.adapters.size());
+  for (const auto& [name, tensor] : before.tensors()) {
+    const auto w = numbers<float>(tensor), sum = numbers<float>(after.tensors().at(name));
+    if (!adapter.tensors().contains(name + ".lora_a")) {
+      EXPECT_EQ(sum, w) << name;
+      continue;
+    }
+    const auto a = numbers<float>(adapter.tensors().at(name + ".lora_a")),
+               b = numbers<float>(adapter.tensors().at(name + ".lora_b"));
+    const auto cols = static_cast<std::size_t>(tensor.shape.back()), experts = a.size() / cols / 4,
+               rows = w.size() / cols / experts;
+    for (std::size_t i = 0; i < w.size(); i += 37) {
+      double added = 0;
+      for (std::size_t r = 0; r < 4; ++r)
+        added += 2.0 * b[i / cols * 4 + r] * a[(i / cols / rows * 4 + r) * cols + i % cols];
+      ASSERT_NEAR(sum[i], w[i] + added, 1e-6) << name << ", " << i;
+    }
+  }
+}
+
+class ConvertedModel : public TemporaryDirectory, public testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Golden, ConvertedModel,
                          testing::Values("llama_bias", "llama3", "qwen3", "qwen3_yarn", "gemma4", "phi3", "granite",
                                          "cohere", "olmo2", "lfm2", "qwen3_5", "qwen3_moe_all", "mixtral", "olmoe",
-                                         "granitemoe"),
+                                         "granitemoe", "qwen3_next", "gpt_oss", "gpt2"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Files hold float32: sums of 1 + weight, exponentials and RoPE's factors are rounded.
@@ -72,9 +107,30 @@ TEST_P(ConvertedModel, HasTheGradientOfTheModel) {
   EXPECT_EQ(std::string(c.family), golden.config.family);
   EXPECT_TRUE(c.blocks.empty());
   c.rope_scaling.longest = golden.config.rope_scaling.longest;
+  c.balanced = golden.config.balanced, c.balance_factor = golden.config.balance_factor;
   const auto weights = [&](auto& dev, auto& model) { load_model(dev, file, model); };
   const double loss = golden.numbers<double>("loss")[0];
   expect_golden<double>(golden_gradient(golden.file, "grad/", golden.config), loss, 5e-6, c, golden.batch, weights);
+}
+
+TEST_P(ConvertedModel, WithAdaptersIsTheMergedModel) {
+  const Golden golden(GetParam());
+  const fs::path file = gguf_folder() / (GetParam() + std::string(".gguf"));
+  const Config c = with_small_adapters(read_config(file));
+  save_random_adapters(dir, c, file);
+  expect_merged(dir, c, file);
+  const auto loss_of = [&](const Config& c, auto&& weights) {
+    return run_gradient<Cpu, float>(c, golden.batch, schedule_for(Mode::full, c, golden.batch.size(), kTile), weights)
+        .loss;
+  };
+  const double loss = loss_of(c, [&](auto& dev, auto& model) {
+    load_model(dev, file, model);
+    initialise_adapters(dev, model, 3, 0.05);
+  });
+  Config merged = read_config(dir / "merged.gguf");
+  merged.trained = c.trained;
+  EXPECT_NEAR(loss_of(merged, [&](auto& dev, auto& model) { load_model(dev, dir / "merged.gguf", model); }), loss,
+              1e-5);
 }
 
 // --- Models in blocks ---
@@ -92,7 +148,7 @@ class GgufModels : public TemporaryDirectory {
     const Config kept = with_small_adapters(read_config(file));
     Config unpacked = kept;
     unpacked.blocks.clear();
-    EXPECT_EQ(kept.blocks.size(), kept.experts > 0 ? 18u : 16u);
+    EXPECT_EQ(kept.blocks.size(), kept.experts > 0 ? 18u : architecture == "gpt2" ? 14u : 16u);
     const Batch batch = packed(kept, {150, 270});
     const auto weights = [&](auto& dev, auto& model) {
       load_model(dev, file, model);
@@ -117,19 +173,15 @@ TEST_F(GgufModels, HaveTheBitsOfTheirNumbers) {
   expect_bits_of_unpacked<BFloat16>(BlockType::q5_k);
   expect_bits_of_unpacked<BFloat16>(BlockType::q4_k, "qwen3moe");
   expect_bits_of_unpacked<float>(BlockType::q6_k, "qwen3moe");
+  expect_bits_of_unpacked<float>(BlockType::mxfp4, "gpt-oss");
+  expect_bits_of_unpacked<BFloat16>(BlockType::q4_k, "gpt2");
 }
 
 // B's rows are in the order of the file's rows, A's columns in that of its columns.
 TEST_F(GgufModels, AdaptersAndMergedModelsAreInTheFilesOrder) {
   const fs::path base = write_model(BlockType::q8_0);
   const Config c = with_small_adapters(read_config(base));
-  Cpu dev(std::size_t{1} << 27);
-  Trainer<Cpu, float> trainer(dev, c, 1, OptimizerKind::none);
-  load_model(dev, base, trainer.model);
-  initialise_adapters(dev, trainer.model, 3, 0.05);
-  const LoraSettings settings = {4, 8, false, {"all"}};
-  save_adapters(dev, dir, c, trained(table(c, trainer.model.weights)), adapter_config(c, settings, base.string()));
-  write_gguf_adapter(dir, c, base);
+  save_random_adapters(dir, c, base);
 
   const GgufFile adapter(dir / "adapter.gguf");
   EXPECT_EQ(adapter.metadata().at("adapter.lora.alpha"), 8);
@@ -144,21 +196,7 @@ TEST_F(GgufModels, AdaptersAndMergedModelsAreInTheFilesOrder) {
   EXPECT_EQ(numbers<float>(adapter.tensors().at("blk.1.attn_v.weight.lora_b")),
             numbers<float>(peft.at("base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight")));
 
-  Merge(base, dir, c).save_gguf(dir / "merged.gguf", base, BlockType::f32);
-  const ModelFiles before(base), after(dir / "merged.gguf");
-  for (const char* module : {"model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"}) {
-    const std::string prefix = std::string("base_model.model.") + module;
-    const auto a = numbers<float>(peft.at(prefix + ".lora_A.weight")),
-               b = numbers<float>(peft.at(prefix + ".lora_B.weight")),
-               w = numbers<float>(before.at(module + std::string(".weight"))),
-               sum = numbers<float>(after.at(module + std::string(".weight")));
-    const std::size_t cols = a.size() / 4;
-    for (std::size_t i = 0; i < w.size(); i += 37) {
-      double added = 0;
-      for (std::size_t r = 0; r < 4; ++r) added += 2.0 * b[i / cols * 4 + r] * a[r * cols + i % cols];
-      ASSERT_NEAR(sum[i], w[i] + added, 1e-6) << module << ", " << i;
-    }
-  }
+  expect_merged(dir, c, base);
   EXPECT_EQ(gguf_model(dir / "merged.gguf").config.blocks.size(), 2u);  // embedding and head stay as they were
 }
 
@@ -185,8 +223,7 @@ TEST_F(GgufModels, AdaptersOfExpertsAreExpertByExpert) {
     EXPECT_EQ(tensor.shape, (std::vector<Index>{4, rows, matrix.cols})) << name;
     EXPECT_EQ(numbers<float>(tensor), to_host(dev, matrix)) << name;
   }
-  EXPECT_THROW(Merge(base, dir, c).save_gguf(dir / "merged.gguf", base, BlockType::f32), std::runtime_error);
-  EXPECT_FALSE(fs::exists(dir / "merged.gguf"));
+  expect_merged(dir, c, base);
 }
 
 // --- Tokenizers ---
@@ -291,6 +328,15 @@ TEST_F(GgufModels, DamagedFilesAreRefused) {
   refused(other, "has no tensor \"blk.0.attn_q.weight\"");
   EXPECT_ERROR(GgufModel(write_model(BlockType::q4_k, "bloom")),
                "architecture \"bloom\" are not supported in GGUF files");
+  const fs::path experts = write_model(BlockType::q4_k, "qwen3moe");
+  for (const auto& [key, n, said] : {std::tuple("expert_count", 1 << 30, "a value is out of range"),
+                                     {"expert_used_count", 0, "a value is out of range"},
+                                     {"expert_used_count", 9, "cannot choose 9 of 4 experts"},
+                                     {"expert_feed_forward_length", 0, "expert width 0"}}) {
+    std::string bytes = read_file(experts);
+    std::memcpy(bytes.data() + bytes.find(std::string("qwen3moe.") + key) + 9 + std::strlen(key) + 4, &n, 4);
+    refused(bytes, said);
+  }
   std::string scales = good;  // a NaN
   std::fill(scales.end() - 144, scales.end(), '\xff');
   write_file_atomically(dir / "nan.gguf", scales);

@@ -126,7 +126,7 @@ class DataChecks {
     if (!has_file(model_ / "config.json") || !weights) return;  // a tokenizer alone
     const Config c = read_config(model_);
     const ModelFiles files(model_, c.root);
-    const Tensor& table = files.at(parameters_of(c).front().name);
+    const Tensor& table = files.embedding(c);
     std::map<std::vector<float>, std::vector<std::int32_t>> rows;
     for (const auto& [name, id] : tokenizer_->added()) {
       if (id >= c.vocab || table.shape != std::vector<std::int64_t>{c.vocab, c.hidden}) continue;

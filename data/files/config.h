@@ -327,6 +327,14 @@ inline std::string reason_against(const std::string& type) {
              : "";
 }
 
+inline void validate(const Config& c, const std::string& file) {
+  try {
+    validate(c);
+  } catch (const Error& e) {
+    fail(file, ": ", e.what());
+  }
+}
+
 inline Config config_from_json(const Json& json, const std::string& file, const std::string& root = "") {
   const Fields f(json, file);
   const auto type = f.get<std::string>("model_type");
@@ -371,11 +379,7 @@ inline Config config_from_json(const Json& json, const std::string& file, const 
   for (const char* name : {"is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"}) f.only(name, false);
   f.only("chunk_size_feed_forward", 0), f.only("pruned_heads", Json::object());
   f.refuse_others(is_harmless);
-  try {
-    validate(c);
-  } catch (const Error& e) {
-    fail(file, ": ", e.what());
-  }
+  validate(c, file);
   return c;
 }
 

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "data/files/gguf.h"
-#include "model/parameters.h"
+#include "data/files/tensors.h"
 
 namespace streambp {
 
@@ -19,6 +19,7 @@ struct GgufFamily {
   bool added_one = false;                // to weights of norms
   const char* second_norm = "ffn_norm";  // of post_attention_layernorm
 };
+std::span<const GgufFamily> gguf_families();
 // Null: none.
 const GgufFamily* gguf_family(const std::string& family);
 
@@ -30,17 +31,31 @@ struct GgufName {
 };
 GgufName gguf_name(const Config& c, const Parameter& p);
 
+// The parameters by the names of their tensors in the file, where linear layers are (outputs x inputs), and gate and up of
+// experts are two tensors.
+template <class T>
+Table<T> as_in_gguf(const Config& c, Table<T> table) {
+  std::map<std::string, std::set<std::string>> names;
+  const auto name_of = [&](const Entry<T>& e) { return gguf_name(c, e.parameter).name; };
+  for (const Entry<T>& e : table) names[e.parameter.name].insert(name_of(e));
+  for (Entry<T>& e : table) {
+    const std::string name = name_of(e);
+    e.parameter.transposed = false;
+    if (names[e.parameter.name].size() > 1) e.parameter.turn = 0;
+    e.parameter.name = name;
+  }
+  return table;
+}
+
+Config gguf_config(const GgufFile& file);
+
 struct GgufModel {
   explicit GgufModel(const fs::path& path);
 
   GgufFile file;
   Config config;
-  std::map<std::string, Tensor> tensors;
+  std::map<std::string, Tensor> tensors;     // by llama.cpp's names
   std::map<std::string, std::string> texts;  // config.json, tokenizer.json and so on
-
- private:
-  // The tensor of these parts, with its layout.
-  Tensor find_tensor(const Table<float>& parts) const;
 };
 
 // Reads a file once.

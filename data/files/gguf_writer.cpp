@@ -83,6 +83,21 @@ std::vector<float> numbers_of(const Tensor& tensor) {
   return values;
 }
 
+// Some parts of a tensor, one after the other.
+std::vector<float> lines_of(const Tensor& tensor, const Table<float>& all, const std::vector<Index>& parts) {
+  std::vector<float> values;
+  Index before = 0;
+  for (const Entry<float>& e : all) {
+    const Parameter& p = e.parameter;
+    if (std::ranges::find(parts, p.part) != parts.end()) {
+      values.resize(values.size() + static_cast<std::size_t>(p.rows * p.cols));
+      read_lines(tensor, p, before, {0, p.rows}, &*values.end() - p.rows * p.cols);
+    }
+    before += p.length();
+  }
+  return values;
+}
+
 std::string architecture_of(const GgufFile& file) { return file.metadata().at("general.architecture"); }
 
 }  // namespace
@@ -118,27 +133,24 @@ void write_gguf_adapter(const fs::path& dir, const Config& c, const fs::path& ba
       for (float& x : values) x = factor == 1 ? x : static_cast<float>(factor * x);
       return values;
     };
-    const auto whole = [&a] { return numbers_of(a); };
-    if (first.experts == 0) {
-      const GgufName order = gguf_name(c, {layer + ".weight", 0, 0, Init::normal});
-      add(order.name + ".lora_a", a.shape, a.shape[0], {"", {}, order.columns}, whole);
-      add(order.name + ".lora_b", b.shape, b.shape[0], {"", order.rows, {}},
-          [scaled, &b] { return scaled(numbers_of(b)); });
-      continue;
-    }
-    Index before = 0;
-    for (const Entry<float>& e : parts) {  // gate and up share an a
-      const Parameter& p = e.parameter;
-      Parameter weight = {layer, 0, 0, Init::normal};
-      weight.part = p.part;
-      const std::string name = gguf_name(c, weight).name;
-      add(name + ".lora_a", {p.experts, size.rank, a.shape.back()}, a.shape[0], {}, whole);
-      add(name + ".lora_b", {p.experts, p.rows / p.experts, p.cols}, p.rows, {}, [scaled, &b, p, before] {
-        std::vector<float> values(static_cast<std::size_t>(p.rows * p.cols));
-        read_lines(b, p, before, {0, p.rows}, values.data());
-        return scaled(values);
-      });
-      before += p.length();
+    const auto stored = [=, &c](Index part) {  // the weight in the file
+      Parameter weight = {first.experts > 0 ? layer : layer + ".weight", 0, 0, Init::normal};
+      weight.part = part;
+      return gguf_name(c, weight);
+    };
+    std::map<std::string, std::vector<Index>> tensors;  // of the file, which share an a: the layer's parts in each
+    for (const Entry<float>& e : parts) tensors[stored(e.parameter.part).name].push_back(e.parameter.part);
+    const Index experts = first.experts;
+    for (const auto& [name, its_parts] : tensors) {
+      const GgufName order = stored(its_parts.front());
+      const bool whole = tensors.size() == 1 && experts == 0;
+      Index rows = 0;
+      for (const Index part : its_parts) rows += parts.at(static_cast<std::size_t>(part)).parameter.rows;
+      add(name + ".lora_a", experts > 0 ? std::vector{experts, size.rank, a.shape.back()} : a.shape, a.shape[0],
+          {"", {}, order.columns}, [&a] { return numbers_of(a); });
+      add(name + ".lora_b",
+          experts > 0 ? std::vector{experts, rows / experts, first.cols} : std::vector{rows, first.cols}, rows,
+          {"", order.rows, {}}, [=, &b] { return scaled(whole ? numbers_of(b) : lines_of(b, parts, its_parts)); });
     }
   }
   writer.write(dir / "adapter.gguf");
@@ -147,12 +159,9 @@ void write_gguf_adapter(const fs::path& dir, const Config& c, const fs::path& ba
 void write_merged_gguf(const fs::path& out, const fs::path& base, const Config& c, BlockType type,
                        const MergedTensor& merged) {
   const GgufModel& model = gguf_model(base);
-  std::map<std::string, std::string> names;  // Hugging Face's, by llama.cpp's
-  for (const auto& [layer, size] : c.adapters) {
-    require(!layer.ends_with(family_of(c).modules.experts_in) && !layer.ends_with(family_of(c).modules.experts_out),
-            out.string(), ": adapters of experts are merged into safetensors only; give --out a directory");
-    names[gguf_name(c, {layer + ".weight", 0, 0, Init::normal}).name] = layer + ".weight";
-  }
+  std::map<std::string, Parameter> merged_weights;  // by llama.cpp's names
+  for (const Parameter& p : parameters_of(c, [](const Parameter& p) { return !p.adapter() && *p.group != 0; }))
+    if (c.adapters.contains(p.module())) merged_weights.emplace(gguf_name(c, p).name, p);
   GgufWriter writer;
   for (const auto& [key, bytes] : model.file.keys())
     if (key != "general.file_type" && key != "general.alignment") writer.add(bytes);
@@ -161,8 +170,8 @@ void write_merged_gguf(const fs::path& out, const fs::path& base, const Config& 
   for (const auto& [kind, number] : kinds)
     if (kind == type) writer.add("general.file_type", number);
   for (const auto& [name, tensor] : model.file.in_order()) {
-    const auto found = names.find(name);
-    if (found == names.end()) {
+    const auto found = merged_weights.find(name);
+    if (found == merged_weights.end()) {
       writer.add(name, tensor->layout.type, tensor->shape, [tensor](std::ostream& out) {
         out.write(reinterpret_cast<const char*>(tensor->data), static_cast<std::streamsize>(tensor->bytes));
       });
@@ -171,9 +180,10 @@ void write_merged_gguf(const fs::path& out, const fs::path& base, const Config& 
     const bool whole = tensor->shape.back() % size_of_block(type).weights() == 0;
     const bool router = name.find(".ffn_gate_inp") != name.npos;  // always in float32
     const BlockType stored = router ? BlockType::f32 : whole ? type : BlockType::f16;
-    const GgufName order = gguf_name(c, {found->second, 0, 0, Init::normal});
-    writer.add(name, stored, tensor->shape, [&, stored, order, tensor, name = found->second](std::ostream& out) {
-      write_matrix(out, stored, merged(name), tensor->shape.size() > 1 ? tensor->shape[0] : 1, order);
+    const Parameter& p = found->second;
+    writer.add(name, stored, tensor->shape, [&, stored, name, tensor](std::ostream& out) {
+      const Index rows = tensor->shape.size() > 1 ? tensor->count / tensor->shape.back() : 1;
+      write_matrix(out, stored, merged(p.name, name), rows, gguf_name(c, p));
     });
   }
   writer.write(out);

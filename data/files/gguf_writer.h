@@ -43,8 +43,8 @@ void write_row(std::ostream& out, BlockType type, const std::vector<float>& row)
 // dir/adapter.gguf, beside PEFT's files there, for llama.cpp with --lora. Not if more than adapters was trained.
 void write_gguf_adapter(const fs::path& dir, const Config& c, const fs::path& base);
 
-// The numbers of a tensor with its adapter, in Hugging Face's order.
-using MergedTensor = std::function<std::vector<float>(const std::string& name)>;
+// The numbers of Hugging Face's tensor with its adapter: of the part that is this tensor of the file, before llama.cpp's changes.
+using MergedTensor = std::function<std::vector<float>(const std::string& name, const std::string& part)>;
 // The base with these tensors in this type; all others as they are.
 void write_merged_gguf(const fs::path& out, const fs::path& base, const Config& c, BlockType type,
                        const MergedTensor& merged);

@@ -13,7 +13,7 @@ class Merge {
   Merge(const fs::path& base, const fs::path& directory, const Config& config)
       : files_(base, config.root), model_{config, Tensors<float>(config)} {
     const Table<float> all = table(config, model_.weights);
-    files_.check_all_used(without_adapters(all), config);
+    files_.check_all_used(files_.stored(without_adapters(all)), config);
     allocate(memory_, trained(all));
     AdapterDirectory(directory).load(host_, model_);
     for (const Table<float>& parts : by_stored_tensor(adapters(table(config, model_.weights))))
@@ -34,13 +34,15 @@ class Merge {
     std::map<std::string, Table<float>> all;
     for (const Table<float>& parts : by_stored_tensor(without_adapters(table(model_.config, model_.weights))))
       all[parts.front().parameter.name] = parts;
-    write_merged_gguf(out, base, model_.config, type, [&](const std::string& name) {
+    write_merged_gguf(out, base, model_.config, type, [&](const std::string& name, const std::string& part) {
       const StoredTensor<float> stored = {all.at(name), name, "F32"};
       Memory memory;
       allocate(memory, stored.parts), read(stored.parts), add_adapters(stored);
+      Table<float> wanted = as_in_gguf(model_.config, stored.parts);
+      std::erase_if(wanted, [&](const Entry<float>& e) { return e.parameter.name != part; });
       std::vector<float> values;
-      stored_blocks(host_, stored.parts, {},
-                    [&](const std::vector<float>& part) { values.insert(values.end(), part.begin(), part.end()); });
+      stored_blocks(host_, wanted, {},
+                    [&](const std::vector<float>& block) { values.insert(values.end(), block.begin(), block.end()); });
       return values;
     });
   }
@@ -57,7 +59,7 @@ class Merge {
 
   void read(const Table<float>& parts) {
     if (!parts.front().quantised || parts.front().quantised->blocks.type != BlockType::none)
-      return read_tensors(host_, files_, "", parts);
+      return read_tensors(host_, files_, "", files_.stored(parts));
     const std::vector<FourBitNumbers> numbers = four_bits_of(files_, parts);
     for (std::size_t i = 0; i < parts.size(); ++i)
       dequantise(numbers[i], parts[i].matrix->reshape(parts[i].matrix->size()));

@@ -45,10 +45,6 @@ struct Tensor {
 
 // Row i of a tensor in blocks. The numbers of a vector are rows.
 inline const std::uint8_t* row_of_blocks(const Tensor& tensor, Index i) {
-  if (!tensor.pieces.empty()) {  // experts, which are all alike
-    const Index rows = tensor.pieces.front().shape[0];
-    return row_of_blocks(tensor.pieces[static_cast<std::size_t>(i / rows)], i % rows);
-  }
   const Index bytes = bytes_of_row(tensor.layout.type, tensor.shape.size() > 1 ? tensor.shape.back() : 1);
   return reinterpret_cast<const std::uint8_t*>(tensor.data) + tensor.layout.rows.stored(i) * bytes;
 }

@@ -2,7 +2,7 @@
 // vision encoder, are neither computed nor changed, and saved bit for bit as they were.
 //
 // Their config.json holds that of the text model as "text_config", or in older files as its own fields. How the files call
-// the text model's tensors depends on the version of transformers (StoredNames in model_directory.h).
+// the text model's tensors depends on the version of transformers (StoredNames in model_files.h).
 #pragma once
 
 #include "model/config.h"
