@@ -39,7 +39,7 @@ class MergeCommand : public Command {
     if (!directory.has_filename()) directory = directory.parent_path();  // "merged/"
     const fs::path temporary = directory.string() + ".tmp-" + std::to_string(std::random_device()());
     for (const fs::path& path : {directory, temporary})
-      require(!fs::exists(fs::symlink_status(path)), path.string(), ": exists; name a new directory with --out");
+      require(!fs::exists(fs::symlink_status(path)), path.string(), ": exists; name a new one with --out");
     source.resolve();
     check_base();
     const Config config = source.config();

@@ -15,7 +15,7 @@ inline void add_base_option(OptionTable& options, std::string& base) {
   options.add(
       "--base", &base,
       "nf4: keep the linear layers' weights in 4 bits (QLoRA); plain: as the model's files hold them; unpacked: "
-      "the same, but experts in MXFP4 become numbers of the run's type, which may be far or in shards",
+      "the same, but MXFP4 and a GGUF file's blocks become numbers of the run's type, which may be far or in shards",
       checks::one_of({"plain", "nf4", "unpacked"}));
 }
 
@@ -27,11 +27,12 @@ inline void choose_base(const std::string& base, Config& c) {
 inline void apply_base(const std::string& base, Config& c) {
   choose_base(base, c);
   if (c.base == Base::plain && c.blocks.empty()) return;
-  require(!c.adapters.empty(), "a base in 4 bits is never saved, so only its adapters can be trained; add --lora RANK",
+  require(!c.adapters.empty(), "a quantised base is never saved, so only its adapters can be trained; add --lora RANK",
           c.blocks.empty() ? "" : ", or load its numbers with --base unpacked");
   for (const Parameter& p : trained_parameters(c))
     require(*p.group == 0 && !c.blocks.contains({p.name, p.part}), p.name,
-            " is trained, but weights in 4 bits are frozen; leave out --base or --train");
+            " is trained, but quantised weights are frozen; ",
+            c.blocks.empty() ? "leave out --base or --train" : "add --base unpacked, or leave out --train");
 }
 
 // "17.4M of 8.2B parameters are trained"; empty if all are.
@@ -163,7 +164,7 @@ struct ModelSource {
       const Json state = is_complete_checkpoint(adapter) ? read_sealed_json(state_of(adapter)) : Json::object();
       model = state.value("base_directory", model);
       require(fs::is_directory(model, error) || is_gguf(model), adapter, ": its base ", quote(model),
-              " is not a directory on this machine; name the base with --model");
+              " is not on this machine; name the base with --model");
       require(!state.contains("base") || state["base"] == contents_key(model_directory(model)), model,
               ": has changed since the adapters of ", adapter,
               " were trained; restore it, or name a base with --model");

@@ -60,7 +60,9 @@ __global__ void __launch_bounds__(kThreads)
   for (Index j = (static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x) * N; j < experts.cols; j += step) {
     const Index at = e * experts.cols + j;
     if constexpr (std::is_same_v<Q, Blocks>) {
-      store(experts.row(e) + j, dequantised<N>(q, size_of_block(q.type), at / width, at % width));
+      const Index column = at % width;
+      store(experts.row(e) + j - column + q.columns.original(column),
+            dequantised<N>(q, size_of_block(q.type), at / width, column));
     } else {
       store(experts.row(e) + j, dequantised<N>(q, at));
     }

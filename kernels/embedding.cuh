@@ -19,8 +19,8 @@
 
 namespace streambp {
 
-// The token and the position of each row; without tokens, row i has row i of the table. For the backward pass, by_token lists the rows sorted by lane, then by token,
-// and by_position by lane, then by position.
+// The token and the position of each row; without tokens, row i of the table is for row i. For the backward pass, by_token
+// lists the rows sorted by lane, then by token, and by_position by lane, then by position.
 struct EmbeddingIndex {
   Matrix<const std::int32_t> tokens, positions;
   Matrix<const std::int32_t> by_token = {}, by_position = {};

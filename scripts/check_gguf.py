@@ -8,6 +8,7 @@ llama-quantize to Q4_K_M. Then
     quantised file, and of merged models. llama.cpp rounds activations to 8 bits for its products, which costs some 0.001.
 
   python scripts/check_gguf.py LLAMA_CPP [FAMILY ...]
+  python scripts/check_gguf.py LLAMA_CPP --f32 [FAMILY ...]    base models alone, in float32, so that nothing is rounded
 
 LLAMA_CPP: a checkout of llama.cpp, built in LLAMA_CPP/build (cmake -B build -DBUILD_SHARED_LIBS=ON; cmake --build build).
 Needs: pip install torch transformers safetensors tokenizers sentencepiece gguf llama-cpp-python"""
@@ -85,7 +86,7 @@ import conversion.base, convert_hf_to_gguf
 words = sys.argv[2]
 for kind in vars(conversion.base).values():
     if hasattr(kind, "get_vocab_base_pre"): kind.get_vocab_base_pre = lambda self, tokenizer: words
-sys.argv = ["convert", sys.argv[3], "--outfile", sys.argv[4], "--outtype", "bf16"] + sys.argv[5:]
+sys.argv = ["convert", sys.argv[3], "--outfile", sys.argv[4], "--outtype"] + sys.argv[5:]
 convert_hf_to_gguf.main()
 """
 WORDS = " ".join((ROOT / "docs" / name).read_text() for name in ["verification.md", "fine-tuning.md"])
@@ -112,7 +113,7 @@ def make_tokenizers(folder):
                                              byte_fallback=True, minloglevel=2)  # fmt: skip
 
 
-def make_models(name, llama_cpp, folder):
+def make_models(name, llama_cpp, folder, dtype="bf16"):
     kind, fields, words = FAMILIES[name]
     torch.manual_seed(3)
     config = getattr(transformers, kind + "Config")(**{**SIZES, **fields})
@@ -124,7 +125,7 @@ def make_models(name, llama_cpp, folder):
     shutil.copy(folder / ("tokenizer.json" if words else "tokenizer.model"), folder / name)
     (folder / name / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>" if words else "</s>"}))
     plain, quantised = folder / f"{name}.gguf", folder / f"{name}-Q4_K_M.gguf"
-    run(sys.executable, "-c", CONVERT, llama_cpp, words, folder / name, plain, *(["--no-mtp"] if name.startswith(("qwen35", "qwen3next")) else []))
+    run(sys.executable, "-c", CONVERT, llama_cpp, words, folder / name, plain, dtype, *(["--no-mtp"] if name.startswith(("qwen35", "qwen3next")) else []))
     run(Path(llama_cpp) / "build/bin/llama-quantize", plain, quantised, "Q4_K_M")
     return plain, quantised
 
@@ -177,14 +178,21 @@ def main():
     llama_cpp = sys.argv[1]
     os.environ.setdefault("LLAMA_CPP_LIB_PATH", f"{llama_cpp}/build/bin")
     columns = ["base", "adapter", "f16", "q8_0", "q4_0", "cost q8_0", "cost q4_0"]
+    exact = "--f32" in sys.argv
     print("largest difference of the mean log-prob of a text; cost: of the type of the merged file\n")
-    print(f"{'family':<14}{'tensors that differ':>22}" + "".join(f"{column:>10}" for column in columns))
+    if not exact:
+        print(f"{'family':<14}{'tensors that differ':>22}" + "".join(f"{column:>10}" for column in columns))
     worst = 0.0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_tokenizers(folder)
-        for name in sys.argv[2:] or FAMILIES:
-            plain, model = make_models(name, llama_cpp, folder)
+        for name in [name for name in sys.argv[2:] if name != "--f32"] or FAMILIES:
+            plain, model = make_models(name, llama_cpp, folder, "f32" if exact else "bf16")
+            if exact:
+                found = difference(of_streambp(plain, folder), of_llama_cpp(plain))
+                worst = max(worst, found)
+                print(f"{name:<14}{found:>10.1e}", flush=True)
+                continue
             differ, count = different_tensors(folder / name, train(plain, folder / "saved", "--base", "unpacked", "--steps", 1, "--rate", 0, "--save-dtype", "bf16"))
             adapter = train(model, folder / "tuned", "--lora", 8, "--steps", 12, "--rate", 0.02)
             ours = of_streambp(model, folder, "--adapter", adapter)
@@ -201,7 +209,7 @@ def main():
             worst = max(worst, *(x / 4 for x in row) if name in EXPERTS else row)
             if differ > 1:
                 sys.exit(f"{name}: {differ} tensors differ")
-    if worst > 0.03:
+    if worst > (3e-4 if exact else 0.03):
         sys.exit(f"a difference of {worst:.4f} is more than rounding")
     print("All models passed.")
 

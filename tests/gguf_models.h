@@ -26,7 +26,7 @@ inline std::vector<std::uint8_t> random_blocks(BlockType type, Index rows, Index
   return bytes;
 }
 
-// A key whose value is a list of texts.
+// A key with a list of texts.
 inline std::string text_list(const std::string& key, const std::vector<std::string>& texts) {
   const auto number = [](auto x) { return std::string(reinterpret_cast<const char*>(&x), sizeof x); };
   const auto text = [&](const std::string& x) { return number(std::uint64_t{x.size()}) + x; };
@@ -37,8 +37,10 @@ inline std::string text_list(const std::string& key, const std::vector<std::stri
 }
 
 // Its head has two tiles of rows, and rows of q and k are in llama.cpp's order.
-inline void write_gguf_model(const fs::path& path, BlockType type, const std::string& architecture = "llama") {
+inline void write_gguf_model(const fs::path& path, BlockType type, const std::string& architecture = "llama",
+                             const std::function<void(GgufWriter&)>& add_keys = {}) {
   GgufWriter writer;
+  if (add_keys) add_keys(writer);
   const auto add = [&](const char* name, auto x) { writer.add(architecture + "." + name, x); };
   writer.add("general.architecture", architecture);
   for (const auto& [name, n] :

@@ -133,6 +133,36 @@ TEST_P(ConvertedModel, WithAdaptersIsTheMergedModel) {
               1e-5);
 }
 
+// All numbers but linear layers' are trained, and get llama.cpp's changes again.
+TEST_P(ConvertedModel, TrainedNumbersAreMerged) {
+  const fs::path file = gguf_folder() / (GetParam() + std::string(".gguf"));
+  Config c = with_small_adapters(read_config(file));
+  for (const Parameter& p : parameters_of(read_config(file), [](const Parameter& p) { return *p.group == 0; }))
+    c.trained->insert(p.name);
+  Cpu dev(std::size_t{1} << 27);
+  Trainer<Cpu, float> trainer(dev, c, 1, OptimizerKind::none);
+  load_model(dev, file, trainer.model);
+  initialise_adapters(dev, trainer.model, 3, 0.05);
+  const Table<float> changed = trained(table(c, trainer.model.weights));
+  for (const Entry<float>& e : changed) e.with_near([&](auto matrix) { scale(dev, matrix, 1.25); });
+  save_adapters(dev, dir, c, changed, adapter_config(c, {4, 8, false, {"all"}}, file.string()));
+  Merge(file, dir, c).save_gguf(dir / "merged.gguf", file, BlockType::f32);
+  Trainer<Cpu, float> merged(dev, read_config(dir / "merged.gguf"), 1, OptimizerKind::none);
+  load_model(dev, dir / "merged.gguf", merged.model);
+  std::map<std::string, std::vector<double>> expected, found;
+  const auto add = [&](auto& to, const Table<float>& table) {
+    for (const Entry<float>& e : table)
+      e.with_near([&](auto matrix) {
+        for (const double x : to_host(dev, matrix)) to[e.parameter.name].push_back(x);
+      });
+  };
+  add(expected, without_adapters(changed)), add(found, table(merged.model.config, merged.model.weights));
+  EXPECT_GE(expected.size(), 4u);
+  for (const auto& [name, numbers] : expected)
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      ASSERT_NEAR(found.at(name)[i], numbers[i], 2e-6 * (1 + std::abs(numbers[i]))) << name << ", " << i;
+}
+
 // --- Models in blocks ---
 
 class GgufModels : public TemporaryDirectory {
@@ -226,6 +256,21 @@ TEST_F(GgufModels, AdaptersOfExpertsAreExpertByExpert) {
   expect_merged(dir, c, base);
 }
 
+// As llama.cpp: without a type it is linear, and its factor once had another name.
+TEST_F(GgufModels, OlderKeysOfRopeScaling) {
+  const auto config = [&](const char* key, float value) {
+    write_gguf_model(dir / "rope.gguf", BlockType::q8_0, "llama", [&](GgufWriter& w) { w.add(key, value); });
+    return GgufModel(dir / "rope.gguf").config;
+  };
+  for (const char* key : {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
+    EXPECT_EQ(config(key, 4).rope_scaling.type, RopeType::linear) << key;
+    EXPECT_EQ(config(key, 4).rope_scaling.factor, 4) << key;
+    EXPECT_EQ(config(key, 0).rope_scaling.type, RopeScaling().type) << key;
+    EXPECT_ERROR(config(key, -2), "is -2, which is not positive");
+  }
+  EXPECT_ERROR(config("llama.rope.freq_base", std::numeric_limits<float>::infinity()), "is not a finite number");
+}
+
 // --- Tokenizers ---
 
 // The metadata that a tokenizer.json becomes.
@@ -283,9 +328,25 @@ TEST(GgufTokenizer, HasTheTokensOfTheTokenizerJson) {
   }
 }
 
+TEST(GgufTokenizer, Phi3DropsSpacesAfterSpecialTokens) {
+  Json m = metadata_of(tokenizer_definition("llama2"), "");
+  const auto drops = [&](const std::string& token) {
+    const Json tokenizer = Json::parse(gguf_tokenizer(m, "a.gguf").at("tokenizer.json"));
+    for (const Json& added : tokenizer["added_tokens"])
+      if (added["content"] == token) return added["rstrip"].get<bool>();
+    throw std::runtime_error(token);
+  };
+  EXPECT_FALSE(drops("</s>"));
+  m["general.name"] = "Phi 3 Mini (Phi-3)";
+  EXPECT_TRUE(drops("</s>"));
+  EXPECT_FALSE(drops("<s>"));
+}
+
 TEST(GgufTokenizer, RefusesWhatItDoesNotKnow) {
   Json m = metadata_of(tokenizer_definition("gpt2"), "bloom");
   EXPECT_ERROR(gguf_tokenizer(m, "a.gguf"), "a.gguf: \"tokenizer.ggml.pre\" \"bloom\" is not supported; chatglm-bpe");
+  m.erase("tokenizer.ggml.pre");
+  EXPECT_ERROR(gguf_tokenizer(m, "a.gguf"), "does not say how texts are split into words");
   m["tokenizer.ggml.model"] = "bert";
   EXPECT_ERROR(gguf_tokenizer(m, "a.gguf"), "of type \"bert\" is not supported");
   m = metadata_of(tokenizer_definition("llama2"), "");
@@ -328,6 +389,7 @@ TEST_F(GgufModels, DamagedFilesAreRefused) {
   refused(other, "has no tensor \"blk.0.attn_q.weight\"");
   EXPECT_ERROR(GgufModel(write_model(BlockType::q4_k, "bloom")),
                "architecture \"bloom\" are not supported in GGUF files");
+  refused(with(good.find("llama.block_count") + 21, std::uint32_t{1}), "is not used by the model");
   const fs::path experts = write_model(BlockType::q4_k, "qwen3moe");
   for (const auto& [key, n, said] : {std::tuple("expert_count", 1 << 30, "a value is out of range"),
                                      {"expert_used_count", 0, "a value is out of range"},

@@ -34,6 +34,11 @@ TEST_F(GgufCommands, TrainResumeEvaluateMergeAndGenerate) {
   expect_ok("merge --adapter run --out merged.gguf --save-dtype f32");
   EXPECT_NEAR(loss_of("--model merged.gguf"), tuned, 1e-5);
   EXPECT_NEAR(loss_of("--model merged"), tuned, 0.01);
+  expect_ok(kTrain + std::string("--steps 4 --train .*norm.* --out norms"));
+  expect_ok("merge --adapter norms --out norms.gguf --save-dtype f32");
+  EXPECT_NEAR(loss_of("--model norms.gguf"), loss_of("--adapter norms"), 1e-5);
+  fs::copy_file("model.gguf", "sha256-0123");  // GGUF is known by its first bytes, too
+  EXPECT_EQ(loss_of("--model sha256-0123"), base);
   expect_ok("generate --model model.gguf --adapter run --length 3 --prompt aaaa");
   expect_ok("plan model.gguf --lora 4 --length 512", "stream");
   expect_ok("verify --model model.gguf --lora 4 --length 300 --dtype f64 --oracle", "Exact");

@@ -173,7 +173,7 @@ TEST_F(TrainPart, AdaptersOfABaseInFourBits) {
   expect_ok("generate --base nf4 --adapter run --prompt question --length 8 --seed 1");
   expect_refused(train("--base nf4"), "only its adapters can be trained; add --lora RANK");
   expect_refused(train("--base nf4 --train '.*norm.*'"), "only its adapters can be trained; add --lora RANK");
-  expect_refused(train("--base nf4 --lora 2 --lora-on v_proj --train '.*q_proj.*'"), "weights in 4 bits are frozen");
+  expect_refused(train("--base nf4 --lora 2 --lora-on v_proj --train '.*q_proj.*'"), "quantised weights are frozen");
   expect_refused("train --base nf4", "--base nf4 needs --model DIR");
   // Weights of the base that were trained cannot be replaced by 4 bits.
   expect_ok(train("--lora 2 --lora-on v_proj --train '.*q_proj.*' --steps 1 --eval-fraction 0 --out both"));
@@ -279,7 +279,7 @@ TEST_F(TrainPart, RefusesWhatCannotWork) {
   expect_ok(train("--lora 2 --steps 1 --eval-fraction 0 --out run"));
   expect_refused("generate --model run --prompt a", "has adapters, not a whole model; name them with --adapter");
   expect_refused(train("--lora 2 --adapter run"), "already say what is trained; leave it out");
-  expect_refused("merge --adapter run --out base", "exists; name a new directory");
+  expect_refused("merge --adapter run --out base", "exists; name a new one");
   expect_ok("train --steps 1 --hidden 16 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out other");
   expect_refused("eval --model other --adapter run --data data.jsonl", "has shape");
   const std::string adapters = "run/step-000001/adapter_model.safetensors", whole = read_file(adapters);

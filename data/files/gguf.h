@@ -32,7 +32,9 @@ constexpr GgufType kGgufTypes[] = {
 
 inline bool is_gguf(const fs::path& path) {
   std::error_code error;
-  return extension_of(path) == ".gguf" && fs::is_regular_file(path, error);
+  if (!fs::is_regular_file(path, error)) return false;
+  char magic[4] = {};
+  return extension_of(path) == ".gguf" || (std::ifstream(path).read(magic, 4) && std::string_view(magic, 4) == "GGUF");
 }
 
 class GgufFile {
@@ -134,8 +136,9 @@ class GgufFile {
     const bool numbers = with_number(of, [&](auto zero) { least_bytes = sizeof zero; });
     require(numbers || of == 8, path_.string(), ": ", quote(key), " is a list of type ", of, ", which is not supported",
             kRemedy);
-    require(count <= kLongestList && count <= (size_ - at_) / least_bytes, path_.string(), ": ", quote(key), " claims ",
-            count, " values", kRemedy);
+    require(count <= kMostListed - listed_ && count <= (size_ - at_) / least_bytes, path_.string(), ": ", quote(key),
+            " claims ", count, " values", kRemedy);
+    listed_ += count;
     Json::array_t list;
     list.reserve(count);
     for (std::uint64_t i = 0; i < count; ++i) list.push_back(value(key, of));
@@ -188,12 +191,13 @@ class GgufFile {
     }
   }
 
-  static constexpr std::uint64_t kLongestList = 1 << 24;
+  static constexpr std::uint64_t kMostListed = 1 << 22;  // values in all lists
 
   const fs::path path_;
   const std::size_t size_;
   std::shared_ptr<MappedFile> mapping_;
   std::size_t at_ = 0;
+  std::uint64_t listed_ = 0;
   Json metadata_ = Json::object();
   std::map<std::string, Tensor> tensors_;
   std::vector<std::pair<std::string, std::string_view>> keys_;

@@ -17,7 +17,15 @@ class Metadata {
   template <class V>
   V get(const std::string& key, std::optional<V> otherwise = {}) const {
     if (otherwise && !has(key)) return *otherwise;
-    return fields_.get<V>(full(key).c_str());
+    const V found = fields_.get<V>(full(key).c_str());
+    if constexpr (std::is_same_v<V, double>)
+      require(std::isfinite(found), file(), ": ", quote(full(key)), " is not a finite number");
+    return found;
+  }
+  double positive(const std::string& key, std::optional<double> otherwise = {}) const {
+    const auto found = get<double>(key, otherwise);
+    require(found > 0, file(), ": ", quote(full(key)), " is ", found, ", which is not positive");
+    return found;
   }
   // A number, or one for each layer.
   std::vector<Index> numbers(const std::string& key, Index layers, Index otherwise) const {
@@ -71,19 +79,23 @@ const GgufFamily& family_of(const Metadata& m) {
         (g.family != std::string("olmo2") || !windows))
       return g;
   }
-  fail(m.file(), ": models of architecture ", quote(m.architecture), experts ? " with experts" : "",
+  fail(m.file(), ": models of architecture ", quote(m.architecture),
+       experts                          ? " with experts"
+       : known.contains(m.architecture) ? " without experts"
+                                        : "",
        " are not supported in GGUF files; ", join(known), " are");
 }
 
 void read_rope(const Metadata& m, Config& c) {
-  c.rope_theta = m.get<double>("rope.freq_base", 1e4);
-  if (c.local_rope_theta > 0 || m.has("rope.freq_base_swa"))
-    c.local_rope_theta = m.get<double>("rope.freq_base_swa", 1e4);
+  c.rope_theta = m.positive("rope.freq_base", 1e4);
+  if (c.local_rope_theta > 0 || m.has("rope.freq_base_swa")) c.local_rope_theta = m.positive("rope.freq_base_swa", 1e4);
   const bool wide = c.global_head_dim > 0;
   const auto turned = m.get<Index>("rope.dimension_count", wide ? c.global_head_dim : c.head_dim);
   if (!wide && turned != c.head_dim) c.rotary_share = static_cast<double>(turned) / static_cast<double>(c.head_dim);
-  const auto type = m.get<std::string>("rope.scaling.type", "none");
-  const auto factor = m.get<double>("rope.scaling.factor", 1);
+  require(turned > 0, m.file(), ": rope.dimension_count is ", turned, ", which is not positive");
+  const auto type = m.get<std::string>("rope.scaling.type", "linear");
+  const char* const factor_key = m.has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
+  const double factor = m.get<double>(factor_key, 1) == 0 ? 1 : m.positive(factor_key, 1);  // as llama.cpp
   RopeScaling& s = c.rope_scaling;
   const auto pairs = [&](const std::string& tensor) {
     const std::vector<double> factors = m.factors(tensor);
@@ -91,9 +103,11 @@ void read_rope(const Metadata& m, Config& c) {
             c.rotary_dim() / 2, " pairs");
     return factors;
   };
-  s.original_length = m.get<double>("rope.scaling.original_context_length", static_cast<double>(c.max_length));
+  s.original_length = m.positive("rope.scaling.original_context_length", static_cast<double>(c.max_length));
   if (wide) {  // global layers turn the pairs that are not divided by 1e30
     const std::vector<double> factors = m.factors("rope_freqs.weight");
+    require(2 * std::ssize(factors) == c.global_head_dim, m.file(), ": rope_freqs.weight has ", factors.size(),
+            " factors for heads of ", c.global_head_dim);
     const auto share = static_cast<double>(std::ranges::count(factors, 1.0)) / static_cast<double>(factors.size());
     s = {.type = RopeType::proportional, .share = share};
   } else if (m.has_tensor("rope_factors_long.weight")) {
@@ -107,8 +121,8 @@ void read_rope(const Metadata& m, Config& c) {
     s = {RopeType::linear, factor};
   } else if (type == "yarn") {
     s.type = RopeType::yarn, s.factor = factor;
-    s.beta_fast = m.get<double>("rope.scaling.yarn_beta_fast", 32),
-    s.beta_slow = m.get<double>("rope.scaling.yarn_beta_slow", 1);
+    s.beta_fast = m.positive("rope.scaling.yarn_beta_fast", 32);
+    s.beta_slow = m.positive("rope.scaling.yarn_beta_slow", 1);
     const double log_factor = 0.1 * std::log(factor), scale = m.get<double>("rope.scaling.yarn_log_multiplier", 0);
     s.attention_factor = m.get<double>("rope.scaling.attn_factor", 1) * (1 + log_factor) / (1 + scale * log_factor);
     s.query_beta = m.get<double>("attention.temperature_scale", 0);
@@ -151,7 +165,10 @@ void read_mixers(const Metadata& m, const std::vector<Index>& kv_heads, Config& 
   c.convolution_width = m.get<Index>("ssm.conv_kernel");
   c.delta_key_heads = m.get<Index>("ssm.group_count"), c.delta_value_heads = m.get<Index>("ssm.time_step_rank");
   c.delta_key_dim = m.get<Index>("ssm.state_size");
-  c.delta_value_dim = m.get<Index>("ssm.inner_size") / most(c.delta_value_heads, 1);
+  const auto values = m.get<Index>("ssm.inner_size");
+  require(c.delta_value_heads > 0 && values % c.delta_value_heads == 0, m.file(), ": ssm.inner_size ", values,
+          " is not a multiple of ssm.time_step_rank ", c.delta_value_heads);
+  c.delta_value_dim = values / c.delta_value_heads;
   const auto every = m.get<Index>("full_attention_interval", 4);
   require(every > 0, m.file(), ": full_attention_interval must be positive");
   std::vector<Index> recurrent;
@@ -216,8 +233,7 @@ Config gguf_config(const GgufFile& file) {
     require(size > 0 && size <= kLargestSize, m.file(), ": a size of ", size, " is not supported");
   Config c = make_config(g.family, {embedding->second.shape[0], hidden, layers, heads.front(), kv, dim, mlp.front(),
                                     length, !m.has_tensor("output.weight")});
-  c.norm_eps =
-      m.get<double>(c.norm == Norm::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon");
+  c.norm_eps = m.positive(c.norm == Norm::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon");
   read_windows(m, family, c);
   read_mixers(m, kv_heads, c);
   if (c.experts > 0) read_experts(m, c);
@@ -229,6 +245,7 @@ Config gguf_config(const GgufFile& file) {
   if (c.family == std::string("cohere") && m.layers_have("attn_q_norm.weight")) c.qk_norm = QkNorm::own_weights;
   c.score_cap = m.get<double>("attn_logit_softcapping", 0), c.logit_cap = m.get<double>("final_logit_softcapping", 0);
   if (c.family == std::string("gemma2") && !m.has("attn_logit_softcapping")) c.score_cap = 50;
+  if (c.family == std::string("gemma2") && !m.has("final_logit_softcapping")) c.logit_cap = 30;
   // llama.cpp knows Gemma's largest models by their layers.
   const bool by_width =
       (c.family == std::string("gemma2") && layers == 46) || (c.family == std::string("gemma3") && layers == 62);

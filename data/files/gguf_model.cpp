@@ -92,7 +92,7 @@ GgufName gguf_name(const Config& c, const Parameter& p) {
         found.name = layer + (p.part == 0 ? "ffn_gate_exps" : "ffn_up_exps") + kind;
       if (tail == std::string(names.experts_out) + end) found.name = layer + "ffn_down_exps" + kind;
     }
-    const bool joint = names.z == names.delta_q;  // as in Qwen3-Next, whose value heads keep their order
+    const bool joint = names.z == names.delta_q;  // of Qwen3-Next; its value heads keep their order
     if (joint && tail == std::string(names.z) + ".weight")
       found.name = layer + (p.part < 3 ? "attn_qkv.weight" : "attn_gate.weight");
     const auto is = [&](const char* module) { return after(tail, module).has_value(); };
@@ -121,8 +121,13 @@ GgufModel::GgufModel(const fs::path& path) : file(path), config(gguf_config(file
     const Parameter& p = e.parameter;
     const GgufName stored = gguf_name(config, p);
     const auto found = file.tensors().find(stored.name);
+    const std::string layer = stored.name.substr(0, stored.name.find('.', 4) + 1);
+    const auto has = [&](const char* fused) { return file.tensors().contains(layer + fused); };
     require(found != file.tensors().end(), path.string(), ": has no tensor ", quote(stored.name), ", which a model of ",
-            config.family, " has; download it again, or convert it with a newer llama.cpp");
+            config.family, " has; ",
+            has("attn_qkv.weight") || has("ffn_gate_up_exps.weight")
+                ? "convert the model without --fuse-qkv and --fuse-gate-up-exps"
+                : "download it again, or convert it with a newer llama.cpp");
     Tensor& tensor = tensors.try_emplace(stored.name, found->second).first->second;
     BlockLayout& layout = tensor.layout;
     layout.rows = stored.rows, layout.columns = stored.columns, layout.change = stored.change;
@@ -141,9 +146,10 @@ GgufModel::GgufModel(const fs::path& path) : file(path), config(gguf_config(file
     tensor.shape = shape;
   }
   const std::set<std::string> read = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"};
+  const Index blocks = file.metadata().at(std::string(gguf_family(config.family)->architecture) + ".block_count");
   for (const auto& [name, tensor] : file.tensors()) {
-    const bool of_layer = name.starts_with("blk.");
-    const bool later = of_layer && std::atoll(name.c_str() + 4) >= config.layers;  // predict more than the next token
+    const Index layer = name.starts_with("blk.") ? std::atoll(name.c_str() + 4) : -1;
+    const bool later = layer >= config.layers && layer < blocks;  // predicts more than the next token
     require(later || tensors.contains(name) || read.contains(name), tensor.where,
             " is not used by the model that the metadata describe, so results would differ without it");
   }

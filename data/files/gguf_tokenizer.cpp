@@ -119,7 +119,9 @@ class TokenizerOf {
   }
 
   void read_byte_level() {
-    const auto name = f_.get<std::string>("tokenizer.ggml.pre", "gpt-2");
+    require(f_.has("tokenizer.ggml.pre"), file_, ": has no \"tokenizer.ggml.pre\", so it does not say how texts are ",
+            "split into words; convert the model with a newer llama.cpp");
+    const auto name = f_.get<std::string>("tokenizer.ggml.pre");
     const auto has = [&](const Words& w) { return std::ranges::find(w.names, name) != w.names.end(); };
     const auto found = std::ranges::find_if(words(), has);
     if (found == words().end()) {
@@ -189,6 +191,10 @@ class TokenizerOf {
   }
 
   void add_tokens() {
+    auto model = f_.get<std::string>("general.name", "");
+    std::ranges::transform(model, model.begin(), [](unsigned char c) { return std::tolower(c); });
+    const bool phi3 = model.find("phi-3") != model.npos || model.find("phi3") != model.npos;
+    const std::set<std::string> keep_spaces = {"<unk>", "<s>", "<|endoftext|>"};
     for (std::size_t i = 0; i < tokens_.size(); ++i) {
       const int type = types_[i];
       if (type != unknown && type != control && type != user_defined) continue;
@@ -196,7 +202,7 @@ class TokenizerOf {
                                             {"content", tokens_[i]},
                                             {"single_word", false},
                                             {"lstrip", false},
-                                            {"rstrip", false},
+                                            {"rstrip", phi3 && !keep_spaces.contains(tokens_[i])},
                                             {"normalized", false},
                                             {"special", type != user_defined}});
     }

@@ -65,14 +65,19 @@ void write_row(std::ostream& out, BlockType type, const std::vector<float>& row)
 
 namespace {
 
-// Writes a matrix as the file orders its rows and columns.
+// Writes a matrix with llama.cpp's changes: of its values, and of the order of its rows and columns.
 void write_matrix(std::ostream& out, BlockType type, const std::vector<float>& values, Index rows,
                   const GgufName& order) {
   const Index cols = std::ssize(values) / rows;
   std::vector<float> row(static_cast<std::size_t>(cols));
   for (Index i = 0; i < rows; ++i) {
     const float* from = values.data() + order.rows.original(i) * cols;
-    for (Index j = 0; j < cols; ++j) row[static_cast<std::size_t>(j)] = from[order.columns.original(j)];
+    for (Index j = 0; j < cols; ++j) {
+      const float x = from[order.columns.original(j)];
+      row[static_cast<std::size_t>(j)] = order.change == ValueChange::none        ? x
+                                         : order.change == ValueChange::minus_one ? x + 1
+                                                                                  : -std::exp(x);
+    }
     write_row(out, type, row);
   }
 }
@@ -160,8 +165,9 @@ void write_merged_gguf(const fs::path& out, const fs::path& base, const Config& 
                        const MergedTensor& merged) {
   const GgufModel& model = gguf_model(base);
   std::map<std::string, Parameter> merged_weights;  // by llama.cpp's names
-  for (const Parameter& p : parameters_of(c, [](const Parameter& p) { return !p.adapter() && *p.group != 0; }))
-    if (c.adapters.contains(p.module())) merged_weights.emplace(gguf_name(c, p).name, p);
+  for (const Parameter& p : parameters_of(c, [](const Parameter& p) { return !p.adapter(); }))
+    if (p.trained || (*p.group != 0 && c.adapters.contains(p.module())))
+      merged_weights.emplace(gguf_name(c, p).name, p);
   GgufWriter writer;
   for (const auto& [key, bytes] : model.file.keys())
     if (key != "general.file_type" && key != "general.alignment") writer.add(bytes);
@@ -178,12 +184,13 @@ void write_merged_gguf(const fs::path& out, const fs::path& base, const Config& 
       continue;
     }
     const bool whole = tensor->shape.back() % size_of_block(type).weights() == 0;
-    const bool router = name.find(".ffn_gate_inp") != name.npos;  // always in float32
-    const BlockType stored = router ? BlockType::f32 : whole ? type : BlockType::f16;
     const Parameter& p = found->second;
+    const bool large = *p.group != 0 || name == "token_embd.weight" || name == "output.weight",
+               router = name.find(".ffn_gate_inp") != name.npos;
+    const BlockType stored = !large || router ? BlockType::f32 : whole ? type : BlockType::f16;
     writer.add(name, stored, tensor->shape, [&, stored, name, tensor](std::ostream& out) {
-      const Index rows = tensor->shape.size() > 1 ? tensor->count / tensor->shape.back() : 1;
-      write_matrix(out, stored, merged(p.name, name), rows, gguf_name(c, p));
+      const Index cols = tensor->shape.size() > 1 ? tensor->shape.back() : 1;
+      write_matrix(out, stored, merged(p.name, name), tensor->count / cols, gguf_name(c, p));
     });
   }
   writer.write(out);

@@ -37,7 +37,7 @@ class Merge {
     write_merged_gguf(out, base, model_.config, type, [&](const std::string& name, const std::string& part) {
       const StoredTensor<float> stored = {all.at(name), name, "F32"};
       Memory memory;
-      allocate(memory, stored.parts), read(stored.parts), add_adapters(stored);
+      merge(memory, stored);
       Table<float> wanted = as_in_gguf(model_.config, stored.parts);
       std::erase_if(wanted, [&](const Entry<float>& e) { return e.parameter.name != part; });
       std::vector<float> values;
@@ -52,11 +52,15 @@ class Merge {
 
   void write_merged(std::ostream& out, const std::string& name, const StoredTensor<float>& stored) {
     Memory memory;
-    if (!stored.parts.front().parameter.trained) allocate(memory, stored.parts), read(stored.parts);
-    add_adapters(stored);
+    merge(memory, stored);
     write_values(host_, out, name, stored.parts, stored.dtype);
   }
 
+  // The values of what is trained are in memory already.
+  void merge(Memory& memory, const StoredTensor<float>& stored) {
+    if (!stored.parts.front().parameter.trained) allocate(memory, stored.parts), read(stored.parts);
+    add_adapters(stored);
+  }
   void read(const Table<float>& parts) {
     if (!parts.front().quantised || parts.front().quantised->blocks.type != BlockType::none)
       return read_tensors(host_, files_, "", files_.stored(parts));
