@@ -177,8 +177,8 @@ TEST_F(TrainPart, AdaptersOfABaseInFourBits) {
   expect_refused("train --base nf4", "--base nf4 needs --model DIR");
   // Weights of the base that were trained cannot be replaced by 4 bits.
   expect_ok(train("--lora 2 --lora-on v_proj --train '.*q_proj.*' --steps 1 --eval-fraction 0 --out both"));
-  expect_refused("eval --base nf4 --adapter both --data data.jsonl", "4 bits are frozen");
-  expect_refused("merge --base nf4 --adapter both --out m", "4 bits are frozen");
+  expect_refused("eval --base nf4 --adapter both --data data.jsonl", "quantised weights are frozen");
+  expect_refused("merge --base nf4 --adapter both --out m", "quantised weights are frozen");
 }
 
 // One block of layers after the other; each one changes its own layers only.

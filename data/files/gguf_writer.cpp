@@ -95,8 +95,9 @@ std::vector<float> lines_of(const Tensor& tensor, const Table<float>& all, const
   for (const Entry<float>& e : all) {
     const Parameter& p = e.parameter;
     if (std::ranges::find(parts, p.part) != parts.end()) {
-      values.resize(values.size() + static_cast<std::size_t>(p.rows * p.cols));
-      read_lines(tensor, p, before, {0, p.rows}, &*values.end() - p.rows * p.cols);
+      const std::size_t begin = values.size();
+      values.resize(begin + static_cast<std::size_t>(p.rows * p.cols));
+      read_lines(tensor, p, before, {0, p.rows}, values.data() + begin);
     }
     before += p.length();
   }
