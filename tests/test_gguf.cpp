@@ -123,10 +123,12 @@ TEST_P(ConvertedModel, WithAdaptersIsTheMergedModel) {
     return run_gradient<Cpu, float>(c, golden.batch, schedule_for(Mode::full, c, golden.batch.size(), kTile), weights)
         .loss;
   };
+  const double base = loss_of(read_config(file), [&](auto& dev, auto& model) { load_model(dev, file, model); });
   const double loss = loss_of(c, [&](auto& dev, auto& model) {
     load_model(dev, file, model);
     initialise_adapters(dev, model, 3, 0.05);
   });
+  EXPECT_GT(std::abs(loss - base), 1e-4);
   Config merged = read_config(dir / "merged.gguf");
   merged.trained = c.trained;
   EXPECT_NEAR(loss_of(merged, [&](auto& dev, auto& model) { load_model(dev, dir / "merged.gguf", model); }), loss,
@@ -197,11 +199,10 @@ class GgufModels : public TemporaryDirectory {
 };
 
 TEST_F(GgufModels, HaveTheBitsOfTheirNumbers) {
-  for (const BlockType type :
-       sized<std::vector<BlockType>>({BlockType::q4_k, BlockType::q6_k, BlockType::q8_0}, {BlockType::q4_k}))
-    expect_bits_of_unpacked<float>(type);
-  expect_bits_of_unpacked<BFloat16>(BlockType::q5_k);
   expect_bits_of_unpacked<BFloat16>(BlockType::q4_k, "qwen3moe");
+  if (kSanitized) return;
+  for (const BlockType type : {BlockType::q4_k, BlockType::q6_k, BlockType::q8_0}) expect_bits_of_unpacked<float>(type);
+  expect_bits_of_unpacked<BFloat16>(BlockType::q5_k);
   expect_bits_of_unpacked<float>(BlockType::q6_k, "qwen3moe");
   expect_bits_of_unpacked<float>(BlockType::mxfp4, "gpt-oss");
   expect_bits_of_unpacked<BFloat16>(BlockType::q4_k, "gpt2");
