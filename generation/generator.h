@@ -3,7 +3,7 @@
 // Several sequences grow at once, each in a slot. The cache of every layer consists of pages, and a slot has a table of
 // its pages, so the completions of a prompt hold its keys and values once. A step reads new tokens of each slot: one for
 // a sequence that is being generated, many for a prompt. Their rows form one chunk. So every operation runs once for all
-// slots, and a GPU launches as many kernels for 64 slots as for one.
+// slots, and a GPU launches about as many kernels for 64 slots as for one.
 #pragma once
 
 #include <algorithm>

@@ -40,6 +40,15 @@ AttentionProducts products_of(DeviceKind device, const AttentionShape& shape) {
   return sizeof(T) == 2 && shape.head_dim > 256 ? AttentionProducts{3, 15} : AttentionProducts{2, 7};
 }
 
+// Memory for `count` sums over a segment of keys, where some of `keys` keys can have several: P V of all heads, and then the
+// maximum and the sum of each head.
+template <class T, class Device>
+Matrix<Accumulator<T>> allocate_sums(Device& dev, Index count, Index keys, const AttentionShape& shape) {
+  const bool cuts = !std::is_same_v<T, Accumulator<T>> && dev.kind == DeviceKind::cuda && shape.window == 0;
+  if (!cuts || keys <= kSegment) return {};
+  return allocate<Accumulator<T>>(dev, count, shape.q_width() + 2 * shape.heads, Kind::chunk);
+}
+
 template <class Device, class T>
 void attention(Device& dev, const AttentionOutput<T>& out, const std::type_identity_t<AttentionInput<T>>& in,
                const AttentionSpan& span) {
@@ -50,10 +59,12 @@ void attention(Device& dev, const AttentionOutput<T>& out, const std::type_ident
   require_shape("attention", "lse", out.lse, rows.size(), shape.heads);
   require(in.k.cols == kv_width && in.v.cols == kv_width && in.k.rows >= rows.end && in.v.rows >= rows.end,
           "attention: keys or values are too small");
+  auto scope = dev.scope();
+  const auto sums = allocate_sums<T>(dev, rows.size(), rows.end, shape);
   auto op = dev.operation(
       "attention", 2 * products_of<T>(dev.kind, shape).forward * attention_pairs(span) * static_cast<double>(q_width),
       sizeof(T) * (2.0 * in.q.size() + 2.0 * kv_width * rows.end));
-  if constexpr (Device::computes) compute_attention(dev, out, in, span);
+  if constexpr (Device::computes) compute_attention(dev, AttentionOutput<T>{out.attended, out.lse, sums}, in, span);
 }
 
 // The memory in which dQ is summed. A GPU sums it in registers.

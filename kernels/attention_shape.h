@@ -48,6 +48,11 @@ struct Pages {
   constexpr Index shift(Index token) const { return table ? (table[token / kPage] - token / kPage) * kPage : 0; }
 };
 
+// In bfloat16, a GPU cuts the keys of a document into segments of this many, counted from its first token, and adds up what
+// they contribute, from first to last. So in generation several thread blocks can share a row, and its bits are still those
+// of training. Layers with a window have one segment.
+constexpr Index kSegment = 4096;
+
 // The rows of a chunk are the next tokens of several sequences. tables: the pages of each sequence, a row for each. For
 // each row of the chunk: its sequence, and its position in it.
 struct SequenceIndex {
@@ -87,11 +92,11 @@ struct KeysValues {
   KeysValues slice(Rows rows) const { return {k.slice(rows), v.slice(rows)}; }
 };
 
-// attended: same shape as q. lse: log Σ exp(score), of width heads.
+// attended: same shape as q. lse: log Σ exp(score), of width heads. sums: memory for those of segments.
 template <class T>
 struct AttentionOutput {
   Matrix<T> attended;
-  Matrix<Accumulator<T>> lse;
+  Matrix<Accumulator<T>> lse, sums = {};
 };
 
 // dq_sums: dq, or on the CPU float32 memory for a dq in bfloat16, because tiles of keys add to it one after the other.

@@ -27,6 +27,13 @@ void append_to_cache(Device& dev, const KeysValues<T>& cache, const std::type_id
   if constexpr (Device::computes) compute_append(dev, cache, kv, rows);
 }
 
+// The segments of a row that have a thread block each, and memory for their sums. One block for each row and head of keys
+// would leave a GPU idle if there are few rows.
+inline Index few_rows(const AttentionShape& shape) { return 128 / shape.kv_heads; }
+inline Index segments_apart(Index rows, Index room, const AttentionShape& shape) {
+  return shape.window == 0 && rows <= few_rows(shape) ? ceil_div(room, kSegment) : 1;
+}
+
 // in.q: the chunk's rows. in.k, in.v: the cache.
 template <class Device, class T>
 void cached_attention(Device& dev, const AttentionOutput<T>& out, const std::type_identity_t<AttentionInput<T>>& in,
@@ -35,16 +42,21 @@ void cached_attention(Device& dev, const AttentionOutput<T>& out, const std::typ
   require_shape("cached attention", "queries", in.q, rows.index.positions.cols, q_width);
   require_shape("cached attention", "output", out.attended, in.q.rows, q_width);
   require_shape("cached attention", "lse", out.lse, in.q.rows, shape.heads);
+  auto scope = dev.scope();
+  const Index room = rows.index.tables.cols * kPage;
+  const Index few = few_rows(shape);  // a generator plans its largest chunk, and few rows must not need more
+  const Index count = std::max(in.q.rows, few * segments_apart(few, room, shape));
+  const auto sums = allocate_sums<T>(dev, count, room, shape);
   double pairs = 0, keys = 0;
   for (const SequencePiece& piece : rows.pieces) {
-    require(in.k.cols == kv_width && piece.tokens.end <= rows.index.tables.cols * kPage,
-            "cached attention: the cache is too small");
+    require(in.k.cols == kv_width && piece.tokens.end <= room, "cached attention: the cache is too small");
     pairs += attention_pairs({{}, piece.tokens, shape});
     keys += static_cast<double>(piece.tokens.end);
   }
   auto op = dev.operation("attention", 4.0 * pairs * static_cast<double>(q_width),
                           sizeof(T) * (2.0 * in.q.size() + 2.0 * kv_width * keys));
-  if constexpr (Device::computes) compute_cached_attention(dev, out, in, rows, shape);
+  if constexpr (Device::computes)
+    compute_cached_attention(dev, AttentionOutput<T>{out.attended, out.lse, sums}, in, rows, shape);
 }
 
 // --- CPU ---
@@ -122,11 +134,18 @@ template <std::same_as<BFloat16> T>
 void compute_cached_attention(Cuda& dev, const AttentionOutput<T>& out, const AttentionInput<T>& in,
                               const SequenceRows& rows, const AttentionShape& shape) {
   const cuda::FlashInput input = cuda::flash_input(in, {rows.mask, {0, 0}, shape});
+  const Index segments = segments_apart(in.q.rows, rows.index.tables.cols * kPage, shape);
   cuda::with_kernel_for(shape, [&](auto dim, auto capped) {
     const Index stacks = shape.kv_heads * cuda::HeadStack<cuda::kCachedRows<dim()>>::per_group(shape);
-    cuda::launch(dev, cuda::flash_cached_kernel<dim(), capped()>, cuda::grid_of(in.q.rows, stacks), cuda::kTileThreads,
+    dim3 grid = cuda::grid_of(in.q.rows, stacks);
+    grid.z = static_cast<unsigned>(segments);
+    cuda::launch(dev, cuda::flash_cached_kernel<dim(), capped()>, grid, cuda::kTileThreads,
                  cuda::CachedMemory<dim()>::kBytes, input, rows.index, out);
   });
+  if (segments > 1)
+    cuda::launch(dev, cuda::add_segments_kernel,
+                 cuda::grid_of(ceil_div(out.attended.cols, cuda::kTileThreads), in.q.rows), cuda::kTileThreads, 0,
+                 input, rows.index, out, segments);
 }
 
 #endif

@@ -100,12 +100,13 @@ rest() {
     decode decode-$sequences $sequences
     STREAMBP_NO_GRAPHS=1 decode decode-$sequences-without-graphs $sequences
   done
+  decode decode-long 1 "$(seq 1 "$([ -z "${STREAMBP_SMALL_GPU:-}" ] && echo 6800 || echo 50)")" # 32 892 bytes, a token each
   bench far 30 $(qwen3 8B 2) --length "${lengths[@]}" --chunk $chunk --mode stream --keep attention=far --repeat 2
   step verify 40 "$bin/streambp" verify --device cuda
 }
 
-decode() { # NAME SEQUENCES
-  step "$1" 20 "$bin/streambp" generate --device cuda --model "$model" --prompt "Once upon a time" --length 256 --samples "$2" --stats
+decode() { # NAME SEQUENCES [PROMPT]
+  step "$1" 20 "$bin/streambp" generate --device cuda --model "$model" --prompt "${3:-Once upon a time}" --length 256 --samples "$2" --stats
 }
 
 case $what in

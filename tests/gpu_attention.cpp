@@ -173,11 +173,62 @@ TYPED_TEST(DeviceAttention, Cached) {
   for (Index dim : {80, 96, 128, 200, 256, 512})
     cases.push_back({4, 2, dim, 0, {sized<Index>(700, 130, 70), 33}, {1, 20}, dim == 256 ? 1.5 : 0});
   if (sized(true, false, false)) cases.push_back({16, 2, 128, 0, {5000, 1, 64, 2000}, {1, 1, 64, 500}});
+  // Several segments of keys: of few rows, each in its own thread block; of many, one after the other.
+  if constexpr (std::is_same_v<typename TypeParam::T, BFloat16>) {
+    cases.push_back({4, 1, 16, 0, {2 * kSegment + 70, kSegment + 1, kSegment, 40}, {1, 1, 1, 1}});
+    cases.push_back({3, 1, 16, 0, {kSegment + 10}, {40}, 0.7});  // tiles of 21 queries, one on both sides of a cut
+    cases.push_back({2, 2, 16, 0, {kSegment + 30, 2 * kSegment}, {70, 1}});
+    cases.push_back({2, 2, 24, 300, {kSegment + 200, kSegment + 1}, {3, 2}});
+  }
   for (const CachedCase& p : cases) expect_cached_attention(*this, p);
 }
 
 TYPED_TEST(DeviceAttention, CachedInEveryOrderOfThreads) {
-  in_every_order([&] { expect_cached_attention(*this, {4, 2, 24, 0, {150, 9}, {1, 9}}); });
+  in_every_order([&] {
+    expect_cached_attention(*this, {4, 2, 24, 0, {150, 9}, {1, 9}});
+    if constexpr (std::is_same_v<typename TypeParam::T, BFloat16> && !kSanitized)
+      expect_cached_attention(*this, {1, 1, 300, 0, {2 * kSegment + 20}, {3}});  // two warps share their rows
+  });
+}
+
+// A row has the same bits in any chunk, and in its document alone if that begins at a multiple of 64 rows; also where keys
+// have several segments, and where rows are counted from within the stream, as in blocks.
+TYPED_TEST(DeviceAttention, ARowHasTheSameBitsInAnyStream) {
+  using T = typename TypeParam::T;
+  auto& gpu = *this->gpu;
+  // The third document begins in the tile in which the second one's next segment would begin.
+  const Rows documents[] = {
+      {0, 64}, {64, kSegment + 58}, {kSegment + 58, kSegment + 128}, {kSegment + 128, 2 * kSegment + 200}};
+  std::vector<std::int32_t> b;
+  for (const Rows rows : documents) b.resize(static_cast<std::size_t>(rows.end), static_cast<std::int32_t>(rows.begin));
+  const auto n = static_cast<Index>(b.size());
+  const TwinIntegers begins(gpu, b), zeros(gpu, Tokens(b.size()));
+  const auto q = this->random(n, 16), k = this->random(n, 16), v = this->random(n, 16);
+  for (const Index window : {0, 300}) {
+    const AttentionShape shape{1, 1, 16, window};
+    const auto bits = [&](const AttentionOutput<T>& out) {
+      return std::pair(to_host(gpu, out.attended), to_host(gpu, out.lse));
+    };
+    for (const Rows document : documents) {
+      const Rows last = {document.end - 60, document.end},
+                 chunk = {std::max(document.end - 300, Index{0}), document.end};
+      const auto out = this->random(chunk.size(), 16), again = this->random(last.size(), 16);
+      const auto lse = this->wide(chunk.size(), 1), lse_again = this->wide(last.size(), 1);
+      const auto compute = [&](const AttentionOutput<T>& out, Rows rows) {
+        const Rows of_last = {rows.size() - last.size(), rows.size()};
+        attention(gpu, out, {q.gpu.slice(rows), k.gpu, v.gpu}, {{begins.gpu}, rows, shape});
+        return bits({out.attended.slice(of_last), out.lse.slice(of_last)});
+      };
+      SCOPED_TRACE("document " + std::to_string(document.begin) + ", window " + std::to_string(window));
+      const auto expected = compute({out.gpu, lse.gpu}, chunk);
+      EXPECT_EQ(compute({again.gpu, lse_again.gpu}, last), expected) << "a chunk";
+      if (document.begin % 64 != 0) continue;
+      attention(gpu, AttentionOutput<T>{again.gpu, lse_again.gpu},
+                {q.gpu.slice(last), k.gpu.slice(document), v.gpu.slice(document)},
+                {{zeros.gpu}, {last.begin - document.begin, document.size()}, shape});
+      EXPECT_EQ(bits({again.gpu, lse_again.gpu}), expected) << "alone";
+    }
+  }
 }
 
 TYPED_TEST(DeviceAttention, SurvivesExtremeScores) {

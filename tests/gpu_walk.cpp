@@ -124,7 +124,8 @@ TEST_F(GpuTraining, FollowsTheLossCurveOfTheCpu) {
 // Several sequences decode together: the logits after each step, on the GPU and in float64 on the CPU.
 template <class T>
 void expect_generation(const Config& c, double tolerance) {
-  constexpr Index room = 720, chunk = 96;  // fewer than the tokens: one chunk is full, as planned
+  // Room for two segments of keys; a chunk is shorter than the tokens, so one is full, as planned.
+  constexpr Index room = kSegment + 720, chunk = 96;
   const std::vector<Index> lengths = sized<std::vector<Index>>({700, 5, 190}, {150, 5, 40}, {90, 5, 17});
   auto run = [&]<class Device, class U>(Device& dev, Model<U>& model) {
     allocate(dev, table(c, model.weights), Kind::weights);
@@ -208,7 +209,7 @@ void expect_repeats(const Config& c) {
   const auto run = [&](bool single_launches) {
     GeneratingGpu<T> subject(c);
     subject.gpu.profile = single_launches;  // it times every operation, so none is part of a graph
-    Generator<Cuda, T> generator(subject.gpu, subject.model, {3, 40, 64});
+    Generator<Cuda, T> generator(subject.gpu, subject.model, {3, kSegment + 40, 64});
     Run result;
     std::vector<Tokens> next = {{1, 2, 3}, {4, 5}, {6}};
     for (int step = 0; step < 18; ++step) {

@@ -1,7 +1,7 @@
 // Flash attention in generation: a thread block owns the next queries of one sequence and all heads of a group, so it reads the
 // group's K and V once. Row r of its tile is head r % heads of query r / heads. The loop over keys is that of training, and
 // a row's bits depend on no other row of its tile: they are those of training for a stream that begins with the sequence.
-// So keys are not split over thread blocks, and few long sequences do not fill a GPU.
+// Where rows are too few to fill a GPU, each segment of their keys has its own thread block, and a second kernel adds up.
 #pragma once
 
 #include "kernels/flash/forward.cuh"
@@ -45,26 +45,51 @@ __device__ inline int rows_of_block(const SequenceIndex& rows, int size) {
   return static_cast<int>(end - i);
 }
 
+// blockIdx.z: the segment of keys, or 0 for all of them.
 template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kTileThreads)
     flash_cached_kernel(FlashInput in, SequenceIndex rows, AttentionOutput<BFloat16> out) {
   constexpr int ROWS = kCachedRows<DIM>;
-  const Index i = blockIdx.x, dim = in.shape.head_dim;
+  const Index i = blockIdx.x, dim = in.shape.head_dim, segments = gridDim.z;
   const HeadStack<ROWS> heads(in.shape, rows.pages_of(i));
   const int queries = rows_of_block(rows, ROWS / heads.count);
-  if (queries == 0) return;
+  const int position = rows.positions(0, i), begin = static_cast<int>(blockIdx.z * kSegment);
+  if (queries == 0 || position + queries <= begin) return;
   const CachedMemory<DIM> memory(shared_memory<BFloat16>());
   for (int at = threadIdx.x; at < ROWS * DIM; at += kTileThreads) {
     const int row = at / DIM, col = at % DIM;
     const bool used = row < queries * heads.count && col < dim;
     *memory.q.at(row, col) = used ? in.q(i + heads.query(row), heads.head(row) * dim + col) : BFloat16(0);
   }
-  const int position = rows.positions(0, i);
   in.rows = {position, position + queries};
-  out = {{out.attended.row(i), queries, out.attended.cols, out.attended.stride},
-         {out.lse.row(i), queries, out.lse.cols, out.lse.stride}};
-  attend<CAPPED>(memory, in, QueryTile<Flash<DIM>, 1, HeadStack<ROWS>>(in, position, queries, heads), heads.kv_head,
-                 out);
+  const QueryTile<Flash<DIM>, 1, HeadStack<ROWS>> tile(in, position, queries, heads);
+  const auto of_queries = [&](auto m, Index rows_of_one) {
+    return decltype(m){m.row(i * rows_of_one + blockIdx.z), queries, m.cols, m.stride * rows_of_one};
+  };
+  if (segments == 1) {
+    out = {of_queries(out.attended, 1), of_queries(out.lse, 1), of_queries(out.sums, 1)};
+    return attend<CAPPED>(memory, in, tile, heads.kv_head, out);
+  }
+  auto sums = attend_to<CAPPED>(begin, end_of_segment(in, tile, begin), false, memory, in, tile, heads.kv_head);
+  store(stored_sums(of_queries(out.sums, segments), in.shape), sums, in, tile);
+  ptx::cp_async_wait<0>();
+}
+
+// Adds up the segments of a row as attend() does. A thread for each column.
+static __global__ void add_segments_kernel(FlashInput in, SequenceIndex rows, AttentionOutput<BFloat16> out,
+                                           Index segments) {
+  const Index i = blockIdx.y, col = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (col >= out.attended.cols) return;
+  const Index h = col / in.shape.head_dim, first = i * segments, last = first + rows.positions(0, i) / kSegment;
+  const StoredSums sums = stored_sums(out.sums, in.shape);
+  float maximum = sums.maximum(first, h), sum = sums.sum(first, h), x = sums.output(first, col);
+  for (Index s = first + 1; s <= last; ++s) {
+    const Rescaling rescaling(maximum, sums.maximum(s, h), in.scale * kLog2E);
+    sum = rescaling.add(sum, sums.sum(s, h)), x = rescaling.add(x, sums.output(s, col));
+    maximum = rescaling.maximum;
+  }
+  out.attended(i, col) = BFloat16(x * (1 / sum));
+  if (col % in.shape.head_dim == 0) out.lse(i, h) = maximum * in.scale + std::log(sum);
 }
 
 }  // namespace streambp::cuda
