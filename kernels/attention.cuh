@@ -40,8 +40,8 @@ AttentionProducts products_of(DeviceKind device, const AttentionShape& shape) {
   return sizeof(T) == 2 && shape.head_dim > 256 ? AttentionProducts{3, 15} : AttentionProducts{2, 7};
 }
 
-// Memory for `count` sums over a segment of keys, where some of `keys` keys can have several: P V of all heads, and then the
-// maximum and the sum of each head.
+// Memory for `count` rows of sums over a segment: P V of all heads, and then the maximum and the sum of each head. Empty if
+// `keys` keys have one segment.
 template <class T, class Device>
 Matrix<Accumulator<T>> allocate_sums(Device& dev, Index count, Index keys, const AttentionShape& shape) {
   const bool cuts = !std::is_same_v<T, Accumulator<T>> && dev.kind == DeviceKind::cuda && shape.window == 0;

@@ -48,9 +48,9 @@ struct Pages {
   constexpr Index shift(Index token) const { return table ? (table[token / kPage] - token / kPage) * kPage : 0; }
 };
 
-// In bfloat16, a GPU cuts the keys of a document into segments of this many, counted from its first token, and adds up what
-// they contribute, from first to last. So in generation several thread blocks can share a row, and its bits are still those
-// of training. Layers with a window have one segment.
+// In bfloat16, a GPU cuts the keys of a document into segments of this many, counted from the tile of keys in which it begins,
+// and adds up what they contribute, from first to last. So in generation several thread blocks can share a row, and its bits
+// are still those of training. Layers with a window have one segment.
 constexpr Index kSegment = 4096;
 
 // The rows of a chunk are the next tokens of several sequences. tables: the pages of each sequence, a row for each. For

@@ -5,8 +5,9 @@
 //   attend           row i attends to tokens [first, position[i]] of its sequence, as in attention.cuh,
 //                    first = max(0, position[i] - window + 1)
 //
-// Each is one launch, or on the CPU one parallel region, for all sequences. The bits of a row depend on its sequence
-// alone. They are those of attention() for a stream that begins with the sequence.
+// Each is one launch for all sequences (attend: two, if segments have their own thread blocks), or on the CPU one parallel
+// region. The bits of a row depend on its sequence alone. They are those of attention() for a stream that begins with the
+// sequence.
 #pragma once
 
 #include "kernels/attention.cuh"
@@ -27,8 +28,8 @@ void append_to_cache(Device& dev, const KeysValues<T>& cache, const std::type_id
   if constexpr (Device::computes) compute_append(dev, cache, kv, rows);
 }
 
-// The segments of a row that have a thread block each, and memory for their sums. One block for each row and head of keys
-// would leave a GPU idle if there are few rows.
+// The segments of a row that have a thread block each: if there are few rows, one for each row and head of keys would leave a
+// GPU idle.
 inline Index few_rows(const AttentionShape& shape) { return 128 / shape.kv_heads; }
 inline Index segments_apart(Index rows, Index room, const AttentionShape& shape) {
   return shape.window == 0 && rows <= few_rows(shape) ? ceil_div(room, kSegment) : 1;

@@ -170,7 +170,7 @@ __device__ auto attend_to(int begin, int end, bool on_its_way, const FlashMemory
   return a;
 }
 
-// The first row of a tile, after row tile.begin, that begins a document. Such a row is its own first key.
+// The first row that begins a document in a tile, after the first row that is computed. Such a row is its own first key.
 template <class Tile>
 __device__ int second_document(const FlashInput& in, const Tile& tile) {
   int before = tile.begin < in.rows_begin() ? in.rows_begin() : tile.begin, found = tile.last;
@@ -181,8 +181,8 @@ __device__ int second_document(const FlashInput& in, const Tile& tile) {
   return found;
 }
 
-// The end of the segment of keys that begins at `begin`. Segments are those of the document of the tile's first row. They end
-// no later than it does: a document that begins in the tile has only its first segment there, which must not be cut.
+// The end of the segment of keys that begins at `begin`. Keys are cut as in the document of the tile's first computed row, and
+// not after the next document begins: documents that begin in the tile have one segment there.
 template <class Tile>
 __device__ int end_of_segment(const FlashInput& in, const Tile& tile, int begin) {
   const int end = begin + static_cast<int>(kSegment), last = tile.end < in.rows_end() ? tile.end : in.rows_end();
