@@ -144,7 +144,7 @@ void compute_cached_attention(Cuda& dev, const AttentionOutput<T>& out, const At
                  cuda::CachedMemory<dim()>::kBytes, input, rows.index, out);
   });
   if (segments > 1)
-    cuda::launch(dev, cuda::add_segments_kernel,
+    cuda::launch(dev, cuda::add_segments_kernel<T>,
                  cuda::grid_of(ceil_div(out.attended.cols, cuda::kTileThreads), in.q.rows), cuda::kTileThreads, 0,
                  input, rows.index, out, segments);
 }

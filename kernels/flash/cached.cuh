@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 // Adds up the segments of a row as attend() does. A thread for each column.
-static __global__ void add_segments_kernel(FlashInput in, SequenceIndex rows, AttentionOutput<BFloat16> out,
-                                           Index segments) {
+template <class T>
+__global__ void add_segments_kernel(FlashInput in, SequenceIndex rows, AttentionOutput<T> out, Index segments) {
   const Index i = blockIdx.y, col = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (col >= out.attended.cols) return;
   const Index h = col / in.shape.head_dim, first = i * segments, last = first + rows.positions(0, i) / kSegment;
@@ -88,7 +88,7 @@ static __global__ void add_segments_kernel(FlashInput in, SequenceIndex rows, At
     sum = rescaling.add(sum, sums.sum(s, h)), x = rescaling.add(x, sums.output(s, col));
     maximum = rescaling.maximum;
   }
-  out.attended(i, col) = BFloat16(x * (1 / sum));
+  out.attended(i, col) = T(x * (1 / sum));
   if (col % in.shape.head_dim == 0) out.lse(i, h) = maximum * in.scale + std::log(sum);
 }
 
