@@ -28,8 +28,7 @@ void append_to_cache(Device& dev, const KeysValues<T>& cache, const std::type_id
   if constexpr (Device::computes) compute_append(dev, cache, kv, rows);
 }
 
-// The segments of a row that have a thread block each: if there are few rows, one for each row and head of keys would leave a
-// GPU idle.
+// With few rows, a thread block for each row and head of keys would leave a GPU idle. So each segment of a row has its own.
 inline Index few_rows(const AttentionShape& shape) { return 128 / shape.kv_heads; }
 inline Index segments_apart(Index rows, Index room, const AttentionShape& shape) {
   return shape.window == 0 && rows <= few_rows(shape) ? ceil_div(room, kSegment) : 1;

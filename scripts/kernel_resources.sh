@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 most_of_delta=800 # bytes; a block of a delta rule holds a whole solve in registers, and spills outside of the products' loops
-most_spilled=96 # bytes; a few spilled registers cost less than a block fewer on a multiprocessor (docs/log.md, "Attention on an H100")
+most_spilled=96 # bytes; a few spilled registers cost less than a block fewer on a multiprocessor (docs/log.md, "Attention on an H100", "A token after a long context")
 
 if ! command -v nvcc > /dev/null; then
   echo "kernel_resources.sh: nvcc was not found; install the CUDA toolkit (12.4 or later)" >&2
